@@ -1,0 +1,1 @@
+"""What crosses a process boundary: messages, codec, sockets, digest, shared configuration. Imports no torch."""

@@ -1,0 +1,370 @@
+"""The closed set of messages that cross a process boundary, by plane and direction. Types only: no I/O, no policy.
+
+Arrays travel as bytes: int32, little-endian (`protocol.arrays` converts and checks them). Structs are array-like, so a
+field is known by its place: new fields come last, with defaults. Names are vLLM's where the thing is the same.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+Int32Array = bytes
+"""int32 little-endian elements, any number of them."""
+
+FinishReason = Literal["stop", "length", "abort", "kv_capacity", "error"]
+"""stop: a stop token was sampled. length: max_tokens or the model's length reached. abort: the client asked or left.
+kv_capacity: the sequence outgrew the whole pool while alone. error: the message says what happened."""
+
+RejectCode = Literal[
+    "invalid_request", "too_long", "duplicate_request", "unknown_request", "overloaded", "shutting_down"
+]
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True):
+    """Base of all messages: encoded as [tag, field, field, ...]."""
+
+
+# ------------------------------------------------------------------------------------------------ shared parts
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
+    """How one request's tokens are drawn and when it ends. Checked by the scheduler at submit."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    """0 (or below 1e-5) is greedy."""
+    top_k: int = 0
+    """0 or -1: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """None: the scheduler draws one when it accepts the request. 64 bits, unsigned."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    """No stop token ends the request before this many tokens were generated."""
+
+
+class KVCacheGroupSpec(msgspec.Struct, array_like=True, frozen=True):
+    """Layers that share one block table. Same block size for all groups of a model."""
+
+    sliding_window: int
+    """Keys a query sees, itself included; 0: all of them (full attention)."""
+    layer_ids: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+
+
+class Usage(msgspec.Struct, array_like=True, frozen=True):
+    """Token counts of one request. `cached_tokens`: prompt tokens found in the prefix cache when it first ran."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+# ------------------------------------------------------------------------------------------------ worker plane
+
+
+class Hello(_Message, tag="hello", frozen=True):
+    """Worker → scheduler: who I am and what memory I bring. Sent once, after the warm-up."""
+
+    worker_id: str
+    incarnation: str
+    """Fresh for every start of the process; fences everything its predecessor may still send."""
+    replica: int
+    rank: int
+    tp_size: int
+    pid: int
+    model_fingerprint: str
+    block_size: int
+    groups: tuple[KVCacheGroupSpec, ...]
+    num_blocks: int
+    """Blocks that fit in this worker's KV memory, the null block included."""
+    max_model_len: int
+    max_num_seqs: int
+    kv_memory_id: str
+    """Identity of the memory that holds the KV; new with each allocation."""
+    device: str
+    dtype: str
+    attention_backend: str
+    backend_reason: str
+    """One line: why this backend, and why not each other."""
+
+
+class Welcome(_Message, tag="welcome", frozen=True):
+    """Scheduler → worker: you serve `replica` in `epoch`; `step` and the digest start at 0."""
+
+    replica: int
+    epoch: int
+    num_blocks: int
+
+
+class Refused(_Message, tag="refused", frozen=True):
+    """Scheduler → worker: the handshake failed; the reason names both values. The worker exits."""
+
+    reason: str
+
+
+class NewRequestData(msgspec.Struct, array_like=True, frozen=True):
+    """A request that enters a row: everything the worker will ever be told about it at once."""
+
+    row: int
+    token_ids: Int32Array
+    """Prompt and committed output."""
+    prompt_len: int
+    num_computed_tokens: int
+    """Tokens whose KV the blocks already hold (prefix hit)."""
+    block_ids: tuple[Int32Array, ...]
+    """Per cache group; 0 (the null block) in front of a sliding window."""
+    sampling: SamplingParams
+    """With the seed fixed."""
+
+
+class SchedulerOutput(_Message, tag="plan", frozen=True):
+    """Scheduler → worker: one step, as changes. Applied in the order of the fields.
+
+    A row runs 0 tokens if in `hold_rows`, its number if in `prefill_rows`, else 1; it samples iff it has then computed
+    all tokens it knows. Window fronts are derived by both sides, after `admit`, from the first position a row computes.
+    """
+
+    epoch: int
+    step: int
+    finish_rows: Int32Array
+    """Rows to forget (ended, preempted, aborted); may be given away in this very plan."""
+    admit: tuple[NewRequestData, ...]
+    grow_rows: Int32Array
+    grow_counts: Int32Array
+    """Blocks appended per row; empty: one each."""
+    grow_ids: tuple[Int32Array, ...]
+    """Per cache group: the new block ids, in the order of the rows."""
+    digest: int
+    """uint64 over all block tables and positions after this plan; compared before anything runs."""
+    copy_src: Int32Array
+    copy_dst: Int32Array
+    """Whole blocks to copy before the forward pass."""
+    prefill_rows: Int32Array
+    prefill_num_tokens: Int32Array
+    hold_rows: Int32Array
+
+
+class ModelRunnerOutput(_Message, tag="result", frozen=True):
+    """Worker → scheduler: what one step sampled."""
+
+    epoch: int
+    step: int
+    tokens: Int32Array
+    """One per sampling row of that plan, rows ascending; -1: this row failed (NaN logits)."""
+    digest: int
+    timings_us: Int32Array
+    """[apply, commit, forward, sample, idle before] in microseconds."""
+    logprobs: bytes | None = None
+    """float32 little-endian, log-probability of each sampled token; None when nobody asked."""
+
+
+class PlanRefused(_Message, tag="plan_refused", frozen=True):
+    """Worker → scheduler: I did not run this plan. `reason`: "digest" (the planes diverged) or what else was wrong."""
+
+    epoch: int
+    step: int
+    reason: str
+    expected: int = 0
+    actual: int = 0
+
+
+class Heartbeat(_Message, tag="beat", frozen=True):
+    """Worker → scheduler, from a thread and socket of its own: the process is alive, whatever its step does."""
+
+    worker_id: str
+    incarnation: str
+    state: str
+
+
+class StopWorker(_Message, tag="stop", frozen=True):
+    """Scheduler → worker: finish and exit with code 0."""
+
+    reason: str
+
+
+WorkerToScheduler = Hello | ModelRunnerOutput | PlanRefused | Heartbeat
+SchedulerToWorker = Welcome | Refused | SchedulerOutput | StopWorker
+
+
+# ------------------------------------------------------------------------------------------------ client plane
+
+
+class Submit(_Message, tag="submit", frozen=True):
+    """Client → scheduler: generate. `request_id` is the client's, unique while the request is known."""
+
+    request_id: str
+    token_ids: Int32Array
+    sampling: SamplingParams
+    priority: int = 0
+    """Lower runs first; ties by arrival."""
+    cache_salt: str = ""
+    """Prefix blocks are shared only under the same salt."""
+
+
+class Attach(_Message, tag="attach", frozen=True):
+    """Client → scheduler: send me this request's tokens from output index `next_index` on (after a reconnect)."""
+
+    request_id: str
+    next_index: int
+
+
+class Abort(_Message, tag="abort", frozen=True):
+    """Client → scheduler: forget this request. Answered by Finished("abort") if it was still known."""
+
+    request_id: str
+
+
+class Describe(_Message, tag="describe", frozen=True):
+    """Client → scheduler: which model do you serve? Answered by ServerInfo."""
+
+
+class GetStatus(_Message, tag="get_status", frozen=True):
+    """Client or supervisor → scheduler: one snapshot. Answered by Status."""
+
+
+class Accepted(_Message, tag="accepted", frozen=True):
+    """Scheduler → client: `handle` names the request in TokenBatch and Finished on this connection."""
+
+    request_id: str
+    handle: int
+    prompt_tokens: int
+
+
+class TokenBatch(_Message, tag="tokens", frozen=True):
+    """Scheduler → client: the new tokens of one step for all of this connection's requests. Three arrays of one length;
+    `indices` number each request's output tokens from 0. A slow reader gets several steps merged into one batch."""
+
+    step: int
+    handles: Int32Array
+    indices: Int32Array
+    tokens: Int32Array
+
+
+class Finished(_Message, tag="finished", frozen=True):
+    """Scheduler → client: the last message about `handle`."""
+
+    handle: int
+    reason: FinishReason
+    usage: Usage
+    message: str = ""
+
+
+class Rejected(_Message, tag="rejected", frozen=True):
+    """Scheduler → client: not accepted; `param` names the field that was wrong, if one was."""
+
+    request_id: str
+    code: RejectCode
+    message: str
+    param: str = ""
+
+
+class ServerInfo(_Message, tag="server_info", frozen=True):
+    """Scheduler → client: what a client needs to tokenise and to bound its requests."""
+
+    model_path: str
+    """Folder with tokenizer.json and the chat template, on the server's machine."""
+    model_name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    fingerprint: str
+
+
+class WorkerStatus(msgspec.Struct, array_like=True, frozen=True):
+    """One worker as the scheduler sees it. state: starting, ready, dead."""
+
+    worker_id: str
+    state: str
+    replica: int
+    epoch: int
+    pid: int
+    device: str
+    dtype: str
+    attention_backend: str
+    backend_reason: str
+    num_blocks: int
+    block_size: int
+
+
+class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True):
+    """One replica's queues, pool and counters (counters since the scheduler started)."""
+
+    replica: int
+    state: str
+    epoch: int
+    running: int
+    free_blocks: int
+    total_blocks: int
+    cached_blocks: int
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int
+    steps: int
+    generated_tokens: int
+    preemptions: int
+    recoveries: int
+    fenced_messages: int
+
+
+class Status(_Message, tag="status", frozen=True):
+    """Scheduler → client or supervisor: one snapshot of everything."""
+
+    uptime_s: float
+    waiting: int
+    requests: int
+    """Requests known and unfinished, wherever they are."""
+    workers: tuple[WorkerStatus, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    dropped_frames: int
+    """Frames on any socket that were no valid message."""
+
+
+ClientToScheduler = Submit | Attach | Abort | Describe | GetStatus
+SchedulerToClient = Accepted | TokenBatch | Finished | Rejected | ServerInfo | Status
+
+
+# ----------------------------------------------------------------------------------------------- control plane
+
+
+class Watch(_Message, tag="watch", frozen=True):
+    """Supervisor → scheduler: tell me of WorkerChanged and KillWorker from now on."""
+
+
+class WorkerExited(_Message, tag="worker_exited", frozen=True):
+    """Supervisor → scheduler: this incarnation of the worker's process is gone."""
+
+    worker_id: str
+    incarnation: str
+    reason: str
+
+
+class WorkerChanged(_Message, tag="worker_changed", frozen=True):
+    """Scheduler → supervisor: a worker became ready, dead, or was refused (`detail` says why)."""
+
+    status: WorkerStatus
+    detail: str = ""
+
+
+class KillWorker(_Message, tag="kill_worker", frozen=True):
+    """Scheduler → supervisor: this incarnation was fenced (silent or diverged): end its process and start another."""
+
+    worker_id: str
+    incarnation: str
+    reason: str
+
+
+class Shutdown(_Message, tag="shutdown", frozen=True):
+    """Supervisor → scheduler: end every request with "abort", then exit."""
+
+
+SupervisorToScheduler = Watch | WorkerExited | GetStatus | Shutdown
+SchedulerToSupervisor = WorkerChanged | KillWorker | Status
