@@ -1,0 +1,102 @@
+"""Which attention backends there are, and what each needs and supports. Imports none of them until one is loaded.
+
+Being in this table proves only that an implementation can be found. That it was chosen, the selector's line says;
+that it ran, its counters; how long it took, a profiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels.backend import AttentionBackend
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """One backend. Lower `rank` is tried first. An empty set or None means that there is no limit."""
+
+    name: str
+    rank: int
+    module: str  # imported by load(); offers create(num_threads) -> AttentionBackend
+    summary: str
+    devices: frozenset[str] = frozenset()
+    dtypes: frozenset[torch.dtype] = frozenset()  # of q, out and the KV cache, which are alike
+    head_dim_multiple: int = 1
+    max_head_dim: int | None = None
+    block_size_multiple: int = 1
+    window: bool = True
+    soft_cap: bool = True
+    needs: tuple[str, ...] = ()  # modules that must be importable
+    unavailable: Callable[[], str | None] = field(default=lambda: None)  # why not on this machine
+
+    def missing(self) -> str | None:
+        """Why this backend cannot run in this installation or on this machine, or None."""
+        if not _importable(self.module):
+            return "not part of this build"
+        for module in self.needs:
+            if not _importable(module):
+                return f"{module} is not installed"
+        return self.unavailable()
+
+    def load(self, num_threads: int | None) -> AttentionBackend:
+        """Import and make the backend; num_threads is how many cores it may use."""
+        backend: AttentionBackend = importlib.import_module(self.module).create(num_threads)
+        return backend
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+
+
+def _no_cuda() -> str | None:
+    return None if torch.cuda.is_available() else "no CUDA device"
+
+
+_HALVES_AND_FLOAT = frozenset({torch.bfloat16, torch.float16, torch.float32})
+
+BACKENDS: tuple[BackendSpec, ...] = (
+    BackendSpec(
+        name="triton",
+        rank=0,
+        module="kernels.triton.backend",
+        summary="Triton: one kernel for prefill and decode",
+        devices=frozenset({"cuda"}),
+        dtypes=_HALVES_AND_FLOAT,
+        max_head_dim=256,
+        needs=("triton",),
+        unavailable=_no_cuda,
+    ),
+    BackendSpec(
+        name="cpu",
+        rank=1,
+        module="kernels.cpu.backend",
+        summary="Numba with explicit vectors: one kernel for prefill and decode",
+        devices=frozenset({"cpu"}),
+        dtypes=_HALVES_AND_FLOAT,
+        head_dim_multiple=16,
+        max_head_dim=512,
+        needs=("numba",),
+    ),
+    BackendSpec(
+        name="torch",
+        rank=2,
+        module="kernels.torch_backend",
+        summary="plain PyTorch, one sequence at a time",
+    ),
+)
+
+
+def find(name: str) -> BackendSpec:
+    """The backend of that name. Raises KeyError, which lists those there are."""
+    for spec in BACKENDS:
+        if spec.name == name:
+            return spec
+    raise KeyError(f"no attention backend {name!r}; there are {', '.join(spec.name for spec in BACKENDS)}")

@@ -1,0 +1,132 @@
+"""The `torch` backend: plain PyTorch, any device, any dtype and head size. Right before fast.
+
+Each sequence's visible pages are gathered into one dense run, then attended in float32. It is the fallback where
+no compiled kernel fits, and a second opinion in tests. A sequence is computed by itself, so its result does not
+depend on which others are in the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_attention, check_write
+from kernels.metadata import AttentionMetadata
+
+QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prefill
+
+
+class TorchBackend:
+    name = "torch"
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        """num_threads is taken and ignored: PyTorch's own setting rules its operations."""
+        self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
+
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        check_write(k, v, k_cache, v_cache, slot_mapping)
+        self.counters["write_kv"] += 1
+        block_size = k_cache.shape[2]
+        slots = slot_mapping[: k.shape[0]]
+        tokens = (slots >= 0).nonzero().squeeze(1)
+        slots = slots[tokens]
+        blocks, offsets = slots // block_size, slots % block_size
+        k_cache[blocks, :, offsets] = k[tokens].to(k_cache.dtype)
+        v_cache[blocks, :, offsets] = v[tokens].to(v_cache.dtype)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        out: Tensor,
+    ) -> None:
+        check_attention(q, k_cache, v_cache, metadata, window, soft_cap, out)
+        self.counters["paged_attention"] += 1
+        block_size = k_cache.shape[2]
+        starts = metadata.query_start_loc.tolist()
+        seq_lens = metadata.seq_lens.tolist()
+        for seq in range(metadata.num_seqs):
+            for begin in range(starts[seq], starts[seq + 1], QUERY_CHUNK):
+                end = min(begin + QUERY_CHUNK, starts[seq + 1])
+                first_position = seq_lens[seq] - (starts[seq + 1] - begin)
+                last_key = first_position + (end - begin)  # one past it
+                if last_key <= 0:
+                    out[begin:end] = 0
+                    continue
+                first_key = 0 if window is None else max(0, first_position - window + 1)
+                first_block = first_key // block_size
+                blocks = metadata.block_table[seq, first_block : -(-last_key // block_size)].long()
+                live = slice(first_key - first_block * block_size, last_key - first_block * block_size)
+                out[begin:end] = _attend(
+                    q[begin:end],
+                    _gather(k_cache, blocks, live),
+                    _gather(v_cache, blocks, live),
+                    first_position,
+                    first_key,
+                    scale,
+                    window,
+                    soft_cap,
+                )
+
+    def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
+        self.counters["copy_blocks"] += 1
+        for cache in caches:
+            cache[dst] = cache[src]  # the right side is gathered first, so chains read the old content
+
+    def warm_up(
+        self,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        """Nothing is compiled here, so there is nothing to do."""
+
+
+def _gather(cache: Tensor, blocks: Tensor, live: slice) -> Tensor:
+    """The live slots of these blocks in order, float32 [num_kv_heads, num_keys, D]; dead ones are cut off."""
+    pages = cache[blocks]  # [n, num_kv_heads, block_size, D]
+    return pages.transpose(0, 1).flatten(1, 2)[:, live].float()
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first_position: int,
+    first_key: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """q [n, num_q_heads, D] at positions first_position.. over keys [num_kv_heads, m, D] at first_key.. → like q."""
+    num_kv_heads, num_keys, head_dim = keys.shape
+    rows = q.float().transpose(0, 1).reshape(num_kv_heads, -1, head_dim)  # [kv heads, group * n, D]
+    scores = torch.matmul(rows, keys.transpose(1, 2)) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    query_at = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
+    key_at = torch.arange(first_key, first_key + num_keys, device=q.device)[None, :]
+    hidden = key_at > query_at
+    if window is not None:
+        hidden |= key_at <= query_at - window
+    scores = scores.view(num_kv_heads, -1, q.shape[0], num_keys).masked_fill(hidden, float("-inf"))
+    weights = torch.softmax(scores, dim=-1)
+    if first_position < 0:  # more query tokens than visible ones: the softmax over nothing is NaN
+        weights = weights.masked_fill(query_at < 0, 0.0)
+    result = torch.matmul(weights.flatten(1, 2), values)  # [kv heads, group * n, D]
+    return result.view(q.shape[1], q.shape[0], head_dim).transpose(0, 1).to(q.dtype)
+
+
+def create(num_threads: int | None) -> TorchBackend:
+    return TorchBackend(num_threads)
