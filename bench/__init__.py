@@ -1,0 +1,1 @@
+"""Load and experiment harness: measures servers from outside, as a client sees them. No server imports it."""

@@ -1,0 +1,23 @@
+"""`python -m bench COMMAND`: measurements of running servers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from bench import serve
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve.add_parser(subcommands)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

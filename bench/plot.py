@@ -1,0 +1,45 @@
+"""A result as a picture: throughput and latencies of all targets side by side (needs matplotlib)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.results import Result
+
+PANELS = (
+    ("Output tokens/s", 1.0, {"": "output_tokens_per_s"}),
+    ("Time to first token, s", 1.0, {"p50": "ttft_p50_s", "p90": "ttft_p90_s", "p99": "ttft_p99_s"}),
+    ("Inter-token latency, ms", 1e3, {"p50": "itl_p50_s", "p90": "itl_p90_s", "p99": "itl_p99_s"}),
+)
+
+
+def write_plot(result: Result, path: Path) -> None:
+    """Bars are medians over the rounds, whiskers their extremes. The format follows the file's ending."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(PANELS), width_ratios=[1, 2, 2])
+    width = 0.8 / len(result.targets)
+    for ax, (title, factor, metrics) in zip(axes, PANELS, strict=True):
+        for i, target in enumerate(result.targets):
+            summary = target.summary()
+            spreads = [summary[metric] for metric in metrics.values()]
+            middle = [(s.median or 0.0) * factor for s in spreads]
+            low = [m - (s.min or 0.0) * factor for m, s in zip(middle, spreads, strict=True)]
+            high = [(s.max or 0.0) * factor - m for m, s in zip(middle, spreads, strict=True)]
+            places = [x - 0.4 + width * (i + 0.5) for x in range(len(metrics))]
+            ax.bar(places, middle, width, yerr=[low, high], capsize=3, label=target.name)
+        ax.set_title(title, fontsize=10)
+        ax.set_xticks(range(len(metrics)), list(metrics))
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_xlim(-0.6, 0.6)
+    axes[-1].legend(frameon=False, fontsize=9)
+    load = result.workload
+    figure.suptitle(
+        f"{load.num_prompts} requests, {load.prefix_len + load.input_len} tokens in, {load.output_len} out, "
+        f"{result.concurrency} at a time ({result.machine['cpu']}, {result.machine['cores']} cores)",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=150)

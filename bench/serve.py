@@ -1,0 +1,201 @@
+"""`python -m bench serve`: start servers if asked, measure all targets in one interleaved run, report, stop them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+import tempfile
+from contextlib import AsyncExitStack, ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.machine import describe_machine
+from bench.processes import StartFailed, start_command, start_pageplane
+from bench.progress import ProgressBars
+from bench.report import print_result
+from bench.results import Result, TargetResult
+from bench.rounds import measure
+from bench.target import Target, TargetError, TargetSpec, unique_names
+from bench.workload import Workload
+
+QUICK = Workload(num_prompts=16, input_len=64, output_len=16)
+QUICK_BUDGET_S = 30.0  # one more round may begin until then; a round of QUICK takes a few seconds
+
+EXAMPLES = """\
+examples:
+  python -m bench serve --quick
+      a server that runs already, found as `python -m client` finds it
+  python -m bench serve --start-pageplane "--workers 2" \\
+      --start "env VLLM_CPU_KVCACHE_SPACE=2 vllm serve FOLDER --served-model-name m --port 8101" \\
+      --ready-url http://127.0.0.1:8101/health \\
+      --target pageplane --target openai=http://127.0.0.1:8101,model=m,name=vllm --json result.json
+      both started, measured A B A B A B, and stopped
+The keys of the JSON file are documented in bench/results.py, the definitions of the numbers in bench/stats.py.
+"""
+
+
+def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "serve",
+        help="throughput and latency of one or several servers, side by side",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    load = Workload()
+    add = parser.add_argument
+    add("--target", action="append", metavar="TARGET", default=[],
+        help="pageplane[=ENDPOINT][,name=N] or openai=URL[,model=M][,name=N]; repeat it to compare: "
+        "the first is the subject of all ratios (default: pageplane)")  # fmt: skip
+    add("--concurrency", type=int, default=16, help="clients, each with one request at a time (%(default)s)")
+    add("--num-prompts", type=int, help=f"requests in each round ({load.num_prompts}; quick: {QUICK.num_prompts})")
+    add("--input-len", type=int,
+        help=f"random tokens of each prompt ({load.input_len}; quick: {QUICK.input_len})")  # fmt: skip
+    add("--output-len", type=int,
+        help=f"tokens generated for each ({load.output_len}; quick: {QUICK.output_len})")  # fmt: skip
+    add("--prefix-len", type=int, default=0, help="tokens before them that prompts share (%(default)s)")
+    add("--num-prefixes", type=int, default=1, help="different shared prefixes (%(default)s)")
+    add("--token-ids", default=f"{load.min_token_id}:{load.max_token_id}", metavar="LOW:HIGH",
+        help="range of the random prompt tokens (%(default)s)")  # fmt: skip
+    add("--seed", type=int, default=load.seed, help="of the prompts (%(default)s)")
+    add("--repeat", type=int, help="measured rounds (3; quick: 2)")
+    add("--no-warmup", action="store_true", help="don't run and discard one round of each target first")
+    add("--request-timeout", type=float, default=300.0, metavar="S", help="then it counts as failed (%(default)s)")
+    add("--quick", action="store_true",
+        help=f"a small load; no round starts after {QUICK_BUDGET_S:g} s: done in under 45 s "
+        "(once the servers are ready)")  # fmt: skip
+    add("--start-pageplane", metavar="ARGS",
+        help="start `launch.py ARGS` and measure it as the first pageplane target without an endpoint")  # fmt: skip
+    add("--start", action="append", default=[], metavar="CMD", help="start a server (no shell: `env A=B cmd …`)")
+    add("--ready-url", action="append", default=[], metavar="URL",
+        help="ready when this answers 2xx; one for each --start, in order")  # fmt: skip
+    add("--start-timeout", type=float, default=300.0, metavar="S", help="for a server to be ready (%(default)s)")
+    add("--log-dir", type=Path, metavar="DIR", help="output of started servers (a temporary folder)")
+    add("--json", type=Path, metavar="FILE", help="write all numbers")
+    add("--plot", type=Path, metavar="FILE", help="write a picture (.png, .svg, .pdf)")
+    parser.set_defaults(run=run)
+
+
+def workload_of(args: argparse.Namespace) -> Workload:
+    """The load that the flags describe. Raises ValueError."""
+    base = QUICK if args.quick else Workload()
+    low, colon, high = args.token_ids.partition(":")
+    if not (colon and low.isdecimal() and high.isdecimal()):
+        raise ValueError(f"--token-ids {args.token_ids!r} is not LOW:HIGH")
+    return Workload(
+        num_prompts=base.num_prompts if args.num_prompts is None else args.num_prompts,
+        input_len=base.input_len if args.input_len is None else args.input_len,
+        output_len=base.output_len if args.output_len is None else args.output_len,
+        prefix_len=args.prefix_len,
+        num_prefixes=args.num_prefixes,
+        seed=args.seed,
+        min_token_id=int(low),
+        max_token_id=int(high),
+    )
+
+
+def make_target(name: str, spec: TargetSpec, timeout_s: float) -> Target:
+    """The client of a target. What it needs is imported here, so that one kind doesn't need the other's packages."""
+    if spec.kind == "openai":
+        from bench.openai_target import OpenAITarget
+
+        assert spec.address is not None, "TargetSpec.parse sees to it"
+        return OpenAITarget(name, spec.address, spec.options.get("model"), timeout_s)
+    from bench.pageplane_target import PageplaneTarget
+
+    return PageplaneTarget(name, spec.address)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code: 0, or 1 if a request failed, or 2 if nothing could be measured."""
+    console = Console(stderr=True)
+    try:
+        specs = [TargetSpec.parse(text) for text in args.target or ["pageplane"]]
+        workload = workload_of(args)
+        repeat = args.repeat if args.repeat is not None else 2 if args.quick else 3
+        if repeat < 1 or args.concurrency < 1:
+            raise ValueError("--repeat and --concurrency must be at least 1")
+        if len(args.start) != len(args.ready_url):
+            raise ValueError(f"{len(args.start)} --start but {len(args.ready_url)} --ready-url: one for each")
+        if args.start_pageplane is not None and not any(s.kind == "pageplane" and not s.address for s in specs):
+            raise ValueError("--start-pageplane without a pageplane target to measure it as")
+        with ExitStack() as servers:
+            startup = _start_servers(args, specs, servers, console)
+            result = Result(
+                command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                machine=describe_machine(),
+                workload=workload,
+                concurrency=args.concurrency,
+                targets=[
+                    TargetResult(name, spec.kind, spec.address, startup_s)
+                    for name, spec, startup_s in zip(unique_names(specs), specs, startup, strict=True)
+                ],
+            )
+            asyncio.run(_measure(args, specs, result, repeat, console))
+    except (ValueError, TargetError, StartFailed) as error:
+        console.print(f"[red]bench serve: {error}", highlight=False)
+        return 2
+    print_result(result, Console())
+    if args.json is not None:
+        result.write(args.json)
+    if args.plot is not None:
+        from bench.plot import write_plot
+
+        write_plot(result, args.plot)
+    return 1 if any(run.failed for target in result.targets for run in target.runs) else 0
+
+
+def _start_servers(
+    args: argparse.Namespace, specs: list[TargetSpec], stack: ExitStack, console: Console
+) -> list[float | None]:
+    """Start what the flags say, one after the other; seconds to ready, for each target that was started."""
+    startup: list[float | None] = [None] * len(specs)
+    if args.start_pageplane is None and not args.start:
+        return startup
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+    logs = args.log_dir or scratch
+    logs.mkdir(parents=True, exist_ok=True)
+    for i, (command, url) in enumerate(zip(args.start, args.ready_url, strict=True)):
+        with console.status(f"waiting for {url} …"):
+            server, took = start_command(command, url, logs / f"server-{i}.log", args.start_timeout)
+        stack.enter_context(server)
+        console.print(f"{url} ready after {took:.1f} s (pid {server.pid})", highlight=False)
+        for j, spec in enumerate(specs):
+            if spec.kind == "openai" and spec.address and url.startswith(spec.address.rstrip("/")):
+                startup[j] = took
+    if args.start_pageplane is not None:
+        ready_file = scratch / "ready.json"
+        with console.status("waiting for Pageplane …"):
+            server, took, ready = start_pageplane(
+                args.start_pageplane, ready_file, logs / "pageplane.log", args.start_timeout
+            )
+        stack.enter_context(server)
+        console.print(f"Pageplane ready after {took:.1f} s (pid {server.pid})", highlight=False)
+        j = next(j for j, spec in enumerate(specs) if spec.kind == "pageplane" and not spec.address)
+        specs[j] = TargetSpec("pageplane", ready["endpoints"]["client"], specs[j].options)
+        startup[j] = took
+    return startup
+
+
+async def _measure(
+    args: argparse.Namespace, specs: list[TargetSpec], result: Result, repeat: int, console: Console
+) -> None:
+    async with AsyncExitStack() as stack:
+        pairs: list[tuple[Target, TargetResult]] = []
+        for spec, target_result in zip(specs, result.targets, strict=True):
+            target = make_target(target_result.name, spec, args.request_timeout)
+            stack.push_async_callback(target.close)
+            await target.open()
+            pairs.append((target, target_result))
+        with ProgressBars(console) as bars:
+            await measure(
+                pairs, result.workload, args.concurrency, repeat, bars,
+                warmup=not args.no_warmup,
+                request_timeout_s=args.request_timeout,
+                budget_s=QUICK_BUDGET_S if args.quick else None,
+            )  # fmt: skip
