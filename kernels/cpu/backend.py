@@ -1,0 +1,158 @@
+"""The `cpu` backend: checks tensors, hands their addresses to the compiled kernels, shares work out among threads.
+
+One compiled kernel serves every shape, dtype and batch, so a step never waits for a compiler once warm_up has run.
+With one thread the kernel is simply called. With more, Python threads call it without the GIL, and claim work items from
+one counter; who computes an item does not change its result.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.checks import check_attention, check_caches, check_write
+from kernels.cpu.attention import attend, rows_of, scratch_bytes
+from kernels.cpu.cache_ops import write_rows
+from kernels.cpu.vectors import BF16, F16, F32
+from kernels.metadata import AttentionMetadata
+
+KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
+MIN_KEYS_PER_THREAD = 2048  # below this many (query, key) pairs per KV head, waking a thread costs more than it gains
+
+
+class CpuBackend:
+    name = "cpu"
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        """num_threads: how many cores attention may use; None = all."""
+        self.num_threads = num_threads or os.cpu_count() or 1
+        if self.num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
+        self._scratch: list[Tensor] = []
+        self._scratch_for = (0, 0)
+        self._counter = torch.zeros(1, dtype=torch.int64)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        check_write(k, v, k_cache, v_cache, slot_mapping)
+        if k.dtype != k_cache.dtype:
+            k, v = k.to(k_cache.dtype), v.to(k_cache.dtype)
+        self.counters["write_kv"] += 1
+        num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+        item = k.element_size()
+        bad_token = write_rows(
+            k.data_ptr(), k.stride(0) * item, k.stride(1) * item,
+            v.data_ptr(), v.stride(0) * item, v.stride(1) * item,
+            k_cache.data_ptr(), v_cache.data_ptr(), slot_mapping.data_ptr(),
+            k.shape[0], num_blocks * block_size, num_kv_heads, block_size, head_dim * item,
+        )  # fmt: skip
+        if bad_token >= 0:
+            slot = slot_mapping[bad_token].item()
+            raise ValueError(f"token {bad_token} has slot {slot}; the cache has {num_blocks * block_size}")
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        out: Tensor,
+    ) -> None:
+        check_attention(q, k_cache, v_cache, metadata, window, soft_cap, out)
+        if q.dtype != k_cache.dtype or q.dtype not in KINDS or q.shape[2] % 16:
+            raise ValueError(
+                f"the cpu backend needs q ({q.dtype}) and cache ({k_cache.dtype}) alike, one of "
+                f"{', '.join(map(str, KINDS))}, and a head_dim that is a multiple of 16, not {q.shape[2]}"
+            )
+        self.counters["paged_attention"] += 1
+        num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+        group = q.shape[1] // num_kv_heads
+        item = q.element_size()
+        scratch = self._scratch_memory(group, head_dim)
+        args = (
+            q.data_ptr(), q.stride(0) * item, q.stride(1) * item,
+            out.data_ptr(), out.stride(0) * item, out.stride(1) * item,
+            k_cache.data_ptr(), v_cache.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
+            KINDS[q.dtype], item, group, rows_of(group),
+            metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr(),
+            metadata.block_table.data_ptr(), metadata.block_table.stride(0) * 4, metadata.num_seqs,
+            np.float32(scale), window or 0, np.float32(soft_cap or 0.0),
+        )  # fmt: skip
+        threads = self._threads_for(metadata, window)
+        if threads == 1:
+            bad_seqs = [attend(0, scratch[0].data_ptr(), *args)]
+        else:
+            bad_seqs = self._attend_together(threads, args)
+        if max(bad_seqs) >= 0:
+            raise ValueError(f"sequence {max(bad_seqs)} names a block outside of the cache's {num_blocks}")
+
+    def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
+        self.counters["copy_blocks"] += 1
+        for cache in caches:
+            cache[dst] = cache[src]  # the right side is gathered first, so chains read the old content
+
+    def warm_up(
+        self,
+        *,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        """Compile (or load from the disk cache) both kernels, start the threads, touch the scratch memory."""
+        counted = dict(self.counters)
+        seq_len = block_size + 1
+        query_len = max(seq_len, MIN_KEYS_PER_THREAD // seq_len + 1)  # so much that the threads take part
+        num_blocks = -(-query_len // block_size)
+        metadata = AttentionMetadata.build(
+            [query_len], [query_len], [list(range(1, num_blocks + 1))], block_size
+        )
+        k_cache = torch.zeros((num_blocks + 1, num_kv_heads, block_size, head_dim), dtype=dtype)
+        v_cache = torch.zeros_like(k_cache)
+        k = torch.zeros((query_len, num_kv_heads, head_dim), dtype=dtype)
+        q = torch.zeros((query_len, num_q_heads, head_dim), dtype=dtype)
+        self.write_kv(k, k, k_cache, v_cache, metadata.slot_mapping)
+        self.paged_attention(
+            q, k_cache, v_cache, metadata, scale=1.0, window=window, soft_cap=soft_cap, out=torch.empty_like(q)
+        )
+        self.counters.update(counted)
+
+    def _scratch_memory(self, group: int, head_dim: int) -> list[Tensor]:
+        """One piece of scratch memory per thread, made when the shape is first seen."""
+        if self._scratch_for != (group, head_dim):
+            size = scratch_bytes(group, head_dim)
+            self._scratch = [torch.empty(size, dtype=torch.uint8) for _ in range(self.num_threads)]
+            self._scratch_for = (group, head_dim)
+        return self._scratch
+
+    def _threads_for(self, metadata: AttentionMetadata, window: int | None) -> int:
+        """All threads, or this one alone where the step is too small to be worth waking the others."""
+        keys = min(metadata.max_seq_len, window or metadata.max_seq_len)
+        return self.num_threads if metadata.num_tokens * keys >= MIN_KEYS_PER_THREAD else 1
+
+    def _attend_together(self, threads: int, args: tuple) -> list[int]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="attention")
+        self._counter.zero_()
+        counter = self._counter.data_ptr()
+        others = [
+            self._pool.submit(attend, counter, scratch.data_ptr(), *args) for scratch in self._scratch[1:threads]
+        ]
+        mine = attend(counter, self._scratch[0].data_ptr(), *args)
+        return [mine, *(other.result() for other in others)]
+
+
+def create(num_threads: int | None) -> CpuBackend:
+    return CpuBackend(num_threads)
