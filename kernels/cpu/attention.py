@@ -20,7 +20,7 @@ import numpy as np
 
 from kernels.cpu.jit import kernel, part
 from kernels.cpu.matmul import multiply
-from kernels.cpu.tiles import gather_keys_transposed, gather_values, locate_rows, row_from_float, row_to_float
+from kernels.cpu.tiles import gather_keys_transposed, gather_values, locate_rows, prefetch_rows, row_from_float, row_to_float
 from kernels.cpu.vectors import (
     LANES,
     add,
@@ -141,6 +141,10 @@ def attend_item(
         valid &= locate_rows(
             k_rows, v_rows, lane_begin, lane_end, begin, end, tile_start, table_row, k_cache, v_cache, head_offset,
             zero_row, num_blocks, block_size, block_bytes, item_bytes * head_dim,
+        )  # fmt: skip
+        prefetch_rows(
+            tile_start + TILE, min(tile_start + 2 * TILE, last_key), table_row, k_cache, v_cache, head_offset,
+            num_blocks, block_size, block_bytes, item_bytes * head_dim,
         )  # fmt: skip
         gather_keys_transposed(k_rows, keys, tile_bytes, lane_begin, lane_end, head_dim, kind)
         gather_values(v_rows, values, begin, end, head_dim, kind)

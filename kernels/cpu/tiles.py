@@ -14,6 +14,7 @@ from kernels.cpu.vectors import (
     load_f16,
     load_f32,
     mul,
+    prefetch,
     read_i32,
     read_i64,
     splat,
@@ -27,7 +28,7 @@ from kernels.cpu.vectors import (
     write_i64,
 )
 
-VECTOR_BYTES = 4 * LANES
+CACHE_LINE = 64
 
 
 @part
@@ -97,6 +98,18 @@ def locate_rows(
             index += 1
             known = False
     return valid
+
+
+@part
+def prefetch_rows(begin, end, table_row, k_cache, v_cache, head_offset, num_blocks, block_size, block_bytes, row_bytes):
+    """Bring the K and V rows of positions begin .. end - 1 nearer, while the tile before them is computed."""
+    for index in range(begin // block_size, (end + block_size - 1) // block_size):
+        block = int(read_i32(table_row + 4 * index))
+        if 0 <= block < num_blocks:
+            base = block * block_bytes + head_offset
+            for byte in range(base, base + block_size * row_bytes, CACHE_LINE):
+                prefetch(k_cache + byte)
+                prefetch(v_cache + byte)
 
 
 @part

@@ -209,6 +209,21 @@ def fetch_add(typingctx, address, amount):
 
 
 @intrinsic
+def prefetch(typingctx, address):
+    """Ask for the cache line at address to be brought into the second-level cache. Never faults."""
+
+    def codegen(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [byte, _i32, _i32, _i32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
+        read, second_level, data = (ir.Constant(_i32, value) for value in (0, 2, 1))
+        builder.call(function, [builder.inttoptr(args[0], byte), read, second_level, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def copy_bytes(typingctx, target, source, count):
     """memcpy; the ranges must not overlap."""
 
