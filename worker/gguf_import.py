@@ -232,7 +232,7 @@ def llama3_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.
     old = scaling["original_max_position_embeddings"]
     low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
     smooth = np.clip((old / wavelength - low) / (high - low), 0.0, 1.0)
-    return 1.0 / ((1.0 - smooth) / factor + smooth)
+    return np.asarray(1.0 / ((1.0 - smooth) / factor + smooth))
 
 
 def _shortest(value: float) -> float:

@@ -1,0 +1,1 @@
+"""The parts of a Llama-family network: linear layers, rotary embedding, and the small operations between them."""

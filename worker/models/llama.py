@@ -1,0 +1,178 @@
+"""The Llama family: Llama, Mistral, Qwen2 and Qwen3 differ in biases, head norms and windows, all told by the config.
+
+A step's tokens, of whatever sequences, come packed as [T]; only attention knows where one sequence ends and
+the next begins, from the metadata. Tensor names are Hugging Face's. Sources: Touvron et al. 2023 (LLaMA), Jiang et al.
+2023 (Mistral), transformers' modeling files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.backend import AttentionBackend
+from kernels.metadata import AttentionMetadata
+from protocol.model_config import ModelConfig
+from worker.layers.linear import Linear
+from worker.layers.ops import make_ops
+from worker.layers.rope import rope_table
+from worker.weights import WeightSource
+
+KVCache = tuple[Tensor, Tensor]  # K and V of one layer, each [num_blocks, Hkv, block_size, D]
+
+
+class LlamaModel:
+    """Embedding, decoder layers, final norm, output head. Computes in `dtype`, with a float32 residual stream."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_positions: int,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._weights: WeightSource | None = weights
+        self._shapes = self.tensor_shapes(config)
+        self.ops = make_ops(dtype, device)
+        self.rope = rope_table(config, max_positions, device)  # float32 [max_positions, D]
+        self.embedding = self._load("model.embed_tokens.weight")  # [V, H]
+        self.layers = [DecoderLayer(self, index) for index in range(config.num_layers)]
+        self.norm = self._load("model.norm.weight").float()
+        head = self.embedding if config.tie_word_embeddings else self._load("lm_head.weight")
+        self.lm_head = Linear(head)
+        self._weights = None  # closes the files
+
+    @staticmethod
+    def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor of this model's files."""
+        hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+        q, kv = config.num_heads * head, config.num_kv_heads * head
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+        for index in range(config.num_layers):
+            layer = f"model.layers.{index}."
+            linears = {
+                "self_attn.q_proj": (q, hidden, config.qkv_bias),
+                "self_attn.k_proj": (kv, hidden, config.qkv_bias),
+                "self_attn.v_proj": (kv, hidden, config.qkv_bias),
+                "self_attn.o_proj": (hidden, q, config.o_bias),
+                "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+                "mlp.up_proj": (inner, hidden, config.mlp_bias),
+                "mlp.down_proj": (hidden, inner, config.mlp_bias),
+            }
+            for name, (rows, columns, bias) in linears.items():
+                shapes[f"{layer}{name}.weight"] = (rows, columns)
+                if bias:
+                    shapes[f"{layer}{name}.bias"] = (rows,)
+            shapes[f"{layer}input_layernorm.weight"] = (hidden,)
+            shapes[f"{layer}post_attention_layernorm.weight"] = (hidden,)
+            if config.qk_norm:
+                shapes[f"{layer}self_attn.q_norm.weight"] = (head,)
+                shapes[f"{layer}self_attn.k_norm.weight"] = (head,)
+        shapes["model.norm.weight"] = (hidden,)
+        if not config.tie_word_embeddings:
+            shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        return shapes
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: Sequence[AttentionMetadata],
+        backend: AttentionBackend,
+    ) -> Tensor:
+        """One step: writes the K/V of its tokens into the caches and returns dtype [T, H], after the final norm.
+
+        input_ids: int32 or int64 [T]; positions: int64 [T]; kv_caches and metadata: one per layer (the layers of a
+        cache group share their metadata). In each layer the K/V of all tokens are written before any token attends.
+        """
+        residual = functional.embedding(input_ids, self.embedding).float()  # [T, H]
+        update: Tensor | None = None
+        for layer, (k_cache, v_cache), layer_metadata in zip(self.layers, kv_caches, metadata, strict=True):
+            update = layer.forward(residual, update, positions, k_cache, v_cache, layer_metadata, backend)
+        return self.ops.add_norm(residual, update, self.norm, self.config.rms_norm_eps)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden dtype [R, H], the rows that sample → float32 [R, V]."""
+        return self.lm_head(hidden).float()
+
+    def _load(self, name: str) -> Tensor:
+        assert self._weights is not None, "weights are loaded once"
+        return self._weights.take(name, self._shapes[name]).to(device=self.device, dtype=self.dtype)
+
+    def _load_linear(self, prefix: str, *names: str) -> Linear:
+        """The linear layers of these names as one, stacked by their outputs."""
+        weight = [self._load(f"{prefix}{name}.weight") for name in names]
+        biases = [self._load(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in self._shapes]
+        return Linear(torch.cat(weight), torch.cat(biases) if biases else None)
+
+
+class DecoderLayer:
+    """Attention, then the gated MLP, each after an RMSNorm and added to the residual stream."""
+
+    def __init__(self, model: LlamaModel, index: int) -> None:
+        config = model.config
+        prefix = f"model.layers.{index}."
+        self.ops = model.ops
+        self.rope = model.rope
+        self.eps = config.rms_norm_eps
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.window = (config.layer_windows[index] or None) if config.layer_windows else None
+        attention = prefix + "self_attn."
+        self.qkv = model._load_linear(attention, "q_proj", "k_proj", "v_proj")
+        self.output = model._load_linear(attention, "o_proj")
+        self.gate_up = model._load_linear(prefix + "mlp.", "gate_proj", "up_proj")
+        self.down = model._load_linear(prefix + "mlp.", "down_proj")
+        self.attention_norm = model._load(prefix + "input_layernorm.weight").float()
+        self.mlp_norm = model._load(prefix + "post_attention_layernorm.weight").float()
+        self.q_norm = model._load(attention + "q_norm.weight").float() if config.qk_norm else None
+        self.k_norm = model._load(attention + "k_norm.weight").float() if config.qk_norm else None
+
+    def forward(
+        self,
+        residual: Tensor,
+        update: Tensor | None,
+        positions: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        """residual float32 [T, H], still without the `update` [T, H] of the layer before → this layer's update."""
+        hidden = self.ops.add_norm(residual, update, self.attention_norm, self.eps)
+        attended = self._attend(hidden, positions, k_cache, v_cache, metadata, backend)
+        hidden = self.ops.add_norm(residual, self.output(attended), self.mlp_norm, self.eps)
+        return self.down(self.ops.silu_and_mul(self.gate_up(hidden)))
+
+    def _attend(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        """hidden [T, H] → what the heads gathered, [T, Hq * D]."""
+        num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
+        qkv = self.qkv(hidden)  # [T, (Hq + 2 Hkv) * D]
+        if self.q_norm is not None and self.k_norm is not None:
+            self.ops.norm_heads(qkv, 0, num_heads, self.q_norm, self.eps)
+            self.ops.norm_heads(qkv, num_heads, num_kv_heads, self.k_norm, self.eps)
+        self.ops.rotate(qkv, num_heads + num_kv_heads, positions, self.rope)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+        q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        backend.write_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        backend.paged_attention(q, k_cache, v_cache, metadata, scale=self.scale, window=self.window, out=out)
+        return out.view(out.shape[0], -1)
