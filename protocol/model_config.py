@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from protocol.messages import KVCacheGroupSpec
+
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -59,6 +61,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def fingerprint(self) -> str:
         """16 hex digits that differ when any fact above differs."""
         return hashlib.blake2b(msgspec.json.encode(self, order="sorted"), digest_size=8).hexdigest()
+
+    @property
+    def cache_groups(self) -> tuple[KVCacheGroupSpec, ...]:
+        """Layers of one window share a block table: one group per window, in the order of `windows`."""
+        return tuple(
+            KVCacheGroupSpec(
+                sliding_window=window,
+                layer_ids=tuple(layer for layer, own in enumerate(self.layer_windows) if own == window),
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+            )
+            for window in self.windows
+        )
 
     @staticmethod
     def from_folder(folder: str | Path) -> ModelConfig:

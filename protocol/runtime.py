@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -42,18 +43,30 @@ def root() -> Path:
 
 
 def create() -> Path:
-    """A fresh folder whose socket paths fit; becomes `current`."""
+    """A fresh folder whose socket paths fit; becomes `current`. What a supervisor killed with -9 left is removed."""
     base = root()
+    for old in base.iterdir():
+        if old.is_dir() and not old.is_symlink() and not _owned(old):
+            shutil.rmtree(old, ignore_errors=True)
     folder = base / secrets.token_hex(4)
     if len(os.fsencode(folder / "control.sock")) > MAX_SOCKET_PATH:
         folder = Path(tempfile.mkdtemp(prefix="pp-", dir="/tmp"))
         if len(os.fsencode(folder / "control.sock")) > MAX_SOCKET_PATH:
             raise RuntimeFolderError(f"no runtime folder with socket paths of at most {MAX_SOCKET_PATH} bytes")
     folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "owner").write_text(str(os.getpid()))
     link = base / f".current-{secrets.token_hex(4)}"
     link.symlink_to(folder)
     link.replace(base / "current")
     return folder
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder, and `current` if it still points there."""
+    link = root() / "current"
+    if link.is_symlink() and link.readlink() == folder:
+        link.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(folder: Path, endpoints: Endpoints) -> None:
@@ -74,6 +87,17 @@ def read_endpoints(folder: Path | None = None) -> Endpoints:
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise RuntimeFolderError(f"{path}: {error}") from None
+
+
+def _owned(folder: Path) -> bool:
+    """Whether the process that created this folder may still live."""
+    try:
+        os.kill(int((folder / "owner").read_text()), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (OSError, ValueError):
+        return True  # just being created, or not ours to judge
+    return True
 
 
 def _private(path: Path) -> Path:

@@ -1,0 +1,77 @@
+"""What a submitted request must look like. Bad input is refused here, by name, before anything is kept of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.messages import RejectCode, SamplingParams
+
+MAX_REQUEST_ID_CHARS = 256
+MAX_STOP_IDS = 64
+
+
+class InvalidRequest(ValueError):
+    """The request cannot be served; `code` and `param` go to the client with the message."""
+
+    def __init__(self, code: RejectCode, message: str, param: str = ""):
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises InvalidRequest when the id is empty or too long."""
+    if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS:
+        raise InvalidRequest(
+            "invalid_request", f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters", "request_id"
+        )
+
+
+def check_prompt(tokens: NDArray[np.int32], vocab_size: int, max_model_len: int) -> None:
+    """Raises InvalidRequest when the prompt is empty, holds ids the model lacks, or leaves no room for one token."""
+    if not len(tokens):
+        raise InvalidRequest("invalid_request", "the prompt is empty", "token_ids")
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if lowest < 0 or highest >= vocab_size:
+        bad = lowest if lowest < 0 else highest
+        raise InvalidRequest(
+            "invalid_request",
+            f"token id {bad} is outside the vocabulary of {vocab_size} (0 to {vocab_size - 1})",
+            "token_ids",
+        )
+    if len(tokens) >= max_model_len:
+        raise InvalidRequest(
+            "too_long",
+            f"the prompt has {len(tokens)} tokens; with at least one to generate, at most {max_model_len - 1} fit "
+            f"in the model's length of {max_model_len}",
+            "token_ids",
+        )
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Raises InvalidRequest naming the first parameter that is out of range."""
+    rules = (
+        ("max_tokens", params.max_tokens >= 1, "must be at least 1"),
+        (
+            "temperature",
+            math.isfinite(params.temperature) and params.temperature >= 0,
+            "must be finite and not negative",
+        ),
+        ("top_k", params.top_k >= -1, "must be -1 or 0 (off) or positive"),
+        ("top_p", 0 < params.top_p <= 1, "must be in (0, 1]"),
+        ("min_p", 0 <= params.min_p <= 1, "must be in [0, 1]"),
+        ("seed", params.seed is None or 0 <= params.seed < 2**64, "must fit in 64 bits, unsigned"),
+        ("min_tokens", 0 <= params.min_tokens <= params.max_tokens, "must be between 0 and max_tokens"),
+        ("stop_token_ids", len(params.stop_token_ids) <= MAX_STOP_IDS, f"may name at most {MAX_STOP_IDS} ids"),
+        (
+            "stop_token_ids",
+            all(0 <= token < vocab_size for token in params.stop_token_ids),
+            f"must be ids of the vocabulary (0 to {vocab_size - 1})",
+        ),
+    )
+    for name, holds, rule in rules:
+        if not holds:
+            raise InvalidRequest("invalid_request", f"{name} {rule}, got {getattr(params, name)}", name)

@@ -1,0 +1,139 @@
+"""Who holds each KV cache block of one replica, and which content can be found in it. Pure: no sockets, no clock.
+
+A block is null (id 0: stands for "no block here"), in use (ref_cnt >= 1) or free (in the free queue, next to be reused
+first). A free block keeps its hash, so a prefix hit can revive it, until it is handed out.
+Source: Kwon et al. 2023, PagedAttention, section 4; names after vLLM's BlockPool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from scheduler.block import FreeKVCacheBlockQueue, KVCacheBlock
+
+
+class OutOfBlocks(RuntimeError):
+    """More blocks were asked for than are free. Nothing was changed; the caller may preempt."""
+
+
+class BlockPool:
+    """All blocks of one replica's KV memory.
+
+    `num_blocks` counts the null block. With `enable_caching` off no block is ever hashed and freed blocks are
+    reused first in, first out.
+    """
+
+    def __init__(self, num_blocks: int, enable_caching: bool = True):
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks must be at least 2 (one is the null block), got {num_blocks}")
+        self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
+        self.enable_caching = enable_caching
+        self.null_block = self.blocks[0]
+        self.null_block.is_null = True
+        self.free_queue = FreeKVCacheBlockQueue()
+        for block in self.blocks[1:]:
+            self.free_queue.append(block)
+        self._cached: dict[bytes, KVCacheBlock] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_queue)
+
+    @property
+    def num_usable(self) -> int:
+        """All blocks but the null block."""
+        return len(self.blocks) - 1
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that a prefix lookup can find, in use or not."""
+        return len(self._cached)
+
+    def get_new_blocks(self, n: int) -> list[KVCacheBlock]:
+        """Hand out n distinct free blocks, each with ref_cnt 1; what they cached is forgotten. All or nothing.
+
+        Raises OutOfBlocks and leaves the pool as it was.
+        """
+        if n > len(self.free_queue):
+            raise OutOfBlocks(f"need {n} blocks, {len(self.free_queue)} free")
+        taken = []
+        for _ in range(n):
+            block = self.free_queue.popleft()
+            if block.block_hash is not None:
+                self.evict(block)  # its content is about to be overwritten
+            block.ref_cnt = 1
+            taken.append(block)
+        return taken
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """One more owner for each block; a free one leaves the free queue. Null blocks are passed over."""
+        for block in blocks:
+            if block.is_null:
+                continue
+            if block.ref_cnt == 0:
+                self.free_queue.remove(block)
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
+        """One owner less for each block. Those without owner become free, to be reused in the order given.
+
+        With caching on, blocks without a hash go to the head of the queue: nothing is lost by reusing them first.
+        Null blocks are passed over.
+        """
+        for block in ordered:
+            if block.is_null:
+                continue
+            assert block.ref_cnt > 0, f"double free of {block}"
+            block.ref_cnt -= 1
+            if block.ref_cnt:
+                continue
+            if self.enable_caching and block.block_hash is None:
+                self.free_queue.appendleft(block)
+            else:
+                self.free_queue.append(block)
+
+    def cache_full_block(self, block: KVCacheBlock, key: bytes) -> bool:
+        """Let lookups of `key` find `block`. If another block has that content already, it stays the one found.
+
+        Returns whether the map names this block now.
+        """
+        if not self.enable_caching or block.is_null or block.block_hash is not None:
+            return False
+        if key in self._cached:
+            return False
+        block.block_hash = key
+        self._cached[key] = block
+        return True
+
+    def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> None:
+        """`cache_full_block` for each pair."""
+        for block, key in zip(blocks, keys, strict=True):
+            self.cache_full_block(block, key)
+
+    def get_cached_block(self, key: bytes) -> KVCacheBlock | None:
+        """The block that holds this content, if one does. It is not touched."""
+        return self._cached.get(key)
+
+    def evict(self, block: KVCacheBlock) -> None:
+        """Make `block` unfindable, in use or free. Only the map entry that names this very block goes."""
+        key = block.block_hash
+        if key is None:
+            return
+        if self._cached.get(key) is block:
+            del self._cached[key]
+        block.block_hash = None
+
+    def check(self) -> None:
+        """Raise AssertionError if the books disagree with each other."""
+        self.free_queue.check()
+        queued = [block.block_id for block in self.free_queue]
+        idle = [block.block_id for block in self.blocks if block.ref_cnt == 0 and not block.is_null]
+        assert sorted(queued) == idle, f"free queue {sorted(queued)} differs from blocks without owner {idle}"
+        null = self.null_block
+        assert null.is_null and null.ref_cnt == 0 and null.block_hash is None and null.next_free is None, null
+        for key, block in self._cached.items():
+            assert block.block_hash == key, f"the map names {block} by a hash it does not bear"
+        hashed = sum(block.block_hash is not None for block in self.blocks)
+        assert hashed == len(self._cached), f"{hashed} blocks bear a hash, the map has {len(self._cached)}"
+        in_use = sum(block.ref_cnt > 0 for block in self.blocks)
+        assert len(queued) + in_use + 1 == len(self.blocks), (len(queued), in_use, len(self.blocks))

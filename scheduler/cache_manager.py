@@ -1,0 +1,222 @@
+"""Block tables of one replica's requests over its one BlockPool: hits, growth, window fronts, publishing, freeing.
+
+A request has one table per cache group (`request.blocks`), all of one length; null blocks stand in front of a window.
+Pure: no sockets, no clock, no torch. Names after vLLM's KVCacheManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from protocol.arrays import pack
+from protocol.messages import KVCacheGroupSpec
+from protocol.windows import first_live_block, most_live_blocks
+from scheduler.block import KVCacheBlock
+from scheduler.block_hash import cache_key, extend_chain
+from scheduler.block_pool import BlockPool
+from scheduler.request import Request
+
+
+class PrefixHit(NamedTuple):
+    """The longest cached prefix of a request. `blocks`: per group `num_blocks` table entries, not yet touched."""
+
+    num_blocks: int
+    blocks: tuple[list[KVCacheBlock], ...]
+
+
+class Dropped(NamedTuple):
+    """A table entry that became null."""
+
+    group: int
+    entry: int
+    block_id: int
+
+
+def blocks_to_revive(hit: PrefixHit) -> int:
+    """Hit blocks that wait in the free queue: taking them lowers the free count just as new blocks do."""
+    return sum(block.ref_cnt == 0 and not block.is_null for blocks in hit.blocks for block in blocks)
+
+
+class KVCacheManager:
+    """Who needs which blocks. `block_size` in tokens; `num_blocks` counts the null block."""
+
+    def __init__(
+        self, groups: tuple[KVCacheGroupSpec, ...], block_size: int, num_blocks: int, enable_caching: bool = True
+    ):
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        if not groups:
+            raise ValueError("a model has at least one cache group")
+        self.groups = groups
+        self.windows = tuple(group.sliding_window for group in groups)
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks, enable_caching)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.groups)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Table length for `num_tokens`: ⌈n/B⌉."""
+        return -(-num_tokens // self.block_size)
+
+    def fits_empty_pool(self, num_tokens: int) -> bool:
+        """Whether `num_tokens` can be held at once by a request that has the whole pool."""
+        need = sum(most_live_blocks(num_tokens, window, self.block_size) for window in self.windows)
+        return need <= self.pool.num_usable
+
+    # ------------------------------------------------------------------------------------------------- prefix hits
+
+    def get_computed_blocks(self, request: Request) -> PrefixHit:
+        """The longest length, in blocks, at which every group hits. Touches nothing.
+
+        At most ⌊(n-1)/B⌋ blocks: the last token is computed in any case, to have logits. A window group needs just
+        the blocks that the window of the first computed position sees; its entries before them are null.
+        """
+        empty = PrefixHit(0, tuple([] for _ in self.groups))
+        most = (len(request.tokens) - 1) // self.block_size
+        if not self.pool.enable_caching or most < 1:
+            return empty
+        self.hash_blocks(request, most)
+        found = [self._lookup(request.block_hashes[:most], group) for group in range(self.num_groups)]
+        length = self._longest_common(found, most)
+        if length == 0:
+            return empty
+        null, blocks = self.pool.null_block, []
+        for window, hits in zip(self.windows, found, strict=True):
+            front = self._front(length, window)
+            live = [block for block in hits[front:length] if block is not None]
+            assert len(live) == length - front
+            blocks.append([null] * front + live)
+        return PrefixHit(length, tuple(blocks))
+
+    def hash_blocks(self, request: Request, num_blocks: int) -> None:
+        """Have the hashes of the first `num_blocks` full blocks of `request.tokens`; none is computed twice."""
+        if len(request.block_hashes) < num_blocks:
+            first = len(request.block_hashes) * self.block_size
+            following = pack(request.tokens[first : num_blocks * self.block_size])
+            extend_chain(request.block_hashes, request.root, following, self.block_size)
+
+    def _lookup(self, hashes: list[bytes], group: int) -> list[KVCacheBlock | None]:
+        """Per block what the map holds. A full group stops at its first miss: nothing behind it can count."""
+        found: list[KVCacheBlock | None] = []
+        for block_hash in hashes:
+            block = self.pool.get_cached_block(cache_key(block_hash, group))
+            if block is None and self.windows[group] == 0:
+                break
+            found.append(block)
+        return found
+
+    def _longest_common(self, found: list[list[KVCacheBlock | None]], most: int) -> int:
+        length = min([most, *(len(hits) for hits in found)])
+        changed = True
+        while changed and length:
+            changed = False
+            for window, hits in zip(self.windows, found, strict=True):
+                for index in range(length - 1, self._front(length, window) - 1, -1):
+                    if hits[index] is None:  # every length beyond `index` needs it or something behind it
+                        length, changed = index, True
+                        break
+        return length
+
+    def _front(self, num_blocks: int, window: int) -> int:
+        """First table entry that a request continuing after `num_blocks` full blocks still needs."""
+        return first_live_block(num_blocks * self.block_size, window, self.block_size) if window else 0
+
+    # ------------------------------------------------------------------------------------------------------ growth
+
+    def blocks_to_admit(self, request: Request, num_tokens: int, hit: PrefixHit) -> int:
+        """Free blocks it takes to admit `request` for its first `num_tokens` tokens: new ones and revived hits."""
+        new = self.blocks_for(num_tokens) - hit.num_blocks
+        return new * self.num_groups + blocks_to_revive(hit)
+
+    def blocks_until_known(self, request: Request, num_tokens: int, hit: PrefixHit) -> int:
+        """The same, but with all its known tokens in the full groups (what admission asks for)."""
+        chunk = self.blocks_for(num_tokens) - hit.num_blocks
+        whole = self.blocks_for(len(request.tokens)) - hit.num_blocks
+        return sum(chunk if window else whole for window in self.windows) + blocks_to_revive(hit)
+
+    def allocate_slots(
+        self, request: Request, num_tokens: int, hit: PrefixHit | None = None
+    ) -> tuple[list[KVCacheBlock], ...] | None:
+        """Give `request` slots for its first `num_tokens` tokens; returns the new blocks per group.
+
+        With `hit` (admission) its table starts with the hit blocks. None when the pool cannot: nothing has changed.
+        """
+        if hit is None:
+            have, tables, need = len(request.blocks[0]) if request.blocks else 0, request.blocks, 0
+        else:
+            have, tables, need = hit.num_blocks, hit.blocks, blocks_to_revive(hit)
+        if not tables:
+            tables = tuple([] for _ in self.groups)
+        new = max(0, self.blocks_for(num_tokens) - have)
+        if need + new * self.num_groups > self.pool.num_free:
+            return None
+        if hit is not None:
+            for blocks in hit.blocks:
+                self.pool.touch(blocks)
+            request.num_hit_blocks = hit.num_blocks
+        fresh = self.pool.get_new_blocks(new * self.num_groups)
+        grown = tuple(fresh[group * new : (group + 1) * new] for group in range(self.num_groups))
+        request.blocks = tuple(list(old) if hit is not None else old for old in tables)
+        for table, blocks in zip(request.blocks, grown, strict=True):
+            table.extend(blocks)
+        return grown
+
+    # ---------------------------------------------------------------------------------- window fronts, publish, free
+
+    def drop_front(self, request: Request, group: int, front: int) -> list[Dropped]:
+        """Null the entries of a window group before index `front` and free their blocks."""
+        table, null = request.blocks[group], self.pool.null_block
+        dropped = []
+        for index in range(front - 1, -1, -1):
+            block = table[index]
+            if block.is_null:
+                break  # what lies before went earlier
+            dropped.append(Dropped(group, index, block.block_id))
+            table[index] = null
+            self.pool.free_blocks((block,))
+        return dropped
+
+    def publish(self, request: Request, first: int, end: int) -> None:
+        """Let lookups find the blocks [first, end) of `request`, whose hashes are known."""
+        for index in range(first, end):
+            block_hash = request.block_hashes[index]
+            for group, table in enumerate(request.blocks):
+                self.pool.cache_full_block(table[index], cache_key(block_hash, group))
+
+    def unpublish(self, request: Request) -> None:
+        """Let nobody find what `request` computed itself (its results turned out to be worthless)."""
+        for block_hash in request.block_hashes[request.num_hit_blocks :]:
+            for group in range(self.num_groups):
+                block = self.pool.get_cached_block(cache_key(block_hash, group))
+                if block is not None:
+                    self.pool.evict(block)
+
+    def free(self, request: Request) -> None:
+        """Give all its blocks back: the last positions first, groups interleaved, so heads of prefixes live longest.
+
+        With caching off in the order of the table.
+        """
+        columns: Iterable[tuple[KVCacheBlock, ...]] = zip(*request.blocks, strict=True)
+        if self.pool.enable_caching:
+            columns = reversed(list(columns))
+        self.pool.free_blocks(block for column in columns for block in column)
+        request.blocks = ()
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError unless ref counts equal the table entries of `requests` (all that hold blocks)."""
+        self.pool.check()
+        counts = [0] * len(self.pool.blocks)
+        for request in requests:
+            assert len(request.blocks) == self.num_groups, request.request_id
+            assert len({len(table) for table in request.blocks}) == 1, request.request_id
+            for window, table in zip(self.windows, request.blocks, strict=True):
+                live = [block.is_null for block in table]
+                assert window or not any(live), f"{request.request_id}: null block in a full-attention table"
+                assert live == sorted(live, reverse=True), f"{request.request_id}: null block behind a live one"
+                for block in table:
+                    counts[block.block_id] += not block.is_null
+        for block in self.pool.blocks:
+            assert block.ref_cnt == counts[block.block_id], f"{block} is named by {counts[block.block_id]} entries"

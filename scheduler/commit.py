@@ -1,0 +1,103 @@
+"""What a step's result means: tokens appended to their rows, requests that end, late tokens of those that left.
+
+Pure: a result in, an outcome out. Sending it is the engine's work.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.messages import FinishReason
+from scheduler.replica import Replica, Step, publish_rows
+from scheduler.request import Request
+
+NAN_MESSAGE = "the model produced no valid logits (NaN) for this request"
+
+
+class Outcome(NamedTuple):
+    """Committed tokens, four int64 arrays of one length: client connection, request handle, output index, token;
+    and the requests that ended, each with its reason and a message."""
+
+    connections: NDArray[np.int64]
+    handles: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    ended: list[tuple[Request, FinishReason, str]]
+
+
+def commit(replica: Replica, step: Step, tokens: NDArray[np.int32]) -> Outcome:
+    """Apply the result of `step`. A token counts only for the admission that caused it and only if its index is the
+    request's committed length; whoever ended or moved meanwhile loses it.
+
+    tokens: int32 [number of sampling rows]; -1 marks a row that failed. The caller has checked the length.
+    """
+    rows = replica.rows
+    bound = rows.binding[step.rows] == step.binding
+    good = bound & (tokens >= 0)
+    row, token, index = step.rows[good], tokens[good].astype(np.int64), step.token_index[good]
+    assert (rows.committed[row] == index).all(), "a bound row's results arrive in order"
+    rows.token_ids[row, index] = token
+    rows.committed[row] = index + 1
+    replica.stats.generated_tokens += len(row)
+    stopped = (rows.stop_ids[row] == token[:, None]).any(axis=1) & (index + 1 >= rows.min_len[row])
+    full = index + 1 >= rows.limit[row]
+    emitted = [rows.connection[row], rows.handle[row], index - rows.prompt_len[row], token]
+    publish_rows(replica, row)
+    ended: list[tuple[Request, FinishReason, str]] = []
+    for place in np.nonzero(stopped | full)[0].tolist():
+        ended.append((_end(replica, int(row[place])), "stop" if stopped[place] else "length", ""))
+    for failed in step.rows[bound & (tokens < 0)].tolist():
+        request = _end(replica, failed)
+        replica.manager.unpublish(request)
+        ended.append((request, "error", NAN_MESSAGE))
+    late: list[tuple[int, int, int, int]] = []
+    for place in np.nonzero(~bound)[0].tolist():
+        _commit_late(replica, int(step.binding[place]), int(step.token_index[place]), int(tokens[place]), late, ended)
+    if late:
+        columns = np.array(late, dtype=np.int64).T
+        emitted = [np.concatenate(pair) for pair in zip(emitted, columns, strict=True)]
+    return Outcome(emitted[0], emitted[1], emitted[2], emitted[3], ended)
+
+
+def _end(replica: Replica, row: int) -> Request:
+    """Release a row whose request is over: what its other plans still sample reaches nobody."""
+    request = replica.release(row)
+    replica.loose.pop(request.binding, None)
+    return request
+
+
+def _commit_late(
+    replica: Replica,
+    binding: int,
+    index: int,
+    token: int,
+    late: list[tuple[int, int, int, int]],
+    ended: list[tuple[Request, FinishReason, str]],
+) -> None:
+    """A token of an admission that has no row any more: it counts if its request drains or waits to go on."""
+    request = replica.loose.get(binding)
+    if request is None:
+        return  # ended or aborted meanwhile
+    request.in_flight -= 1
+    if request.in_flight == 0:
+        del replica.loose[binding]
+    if index != len(request.tokens):
+        return
+    reason: FinishReason | None
+    message = ""
+    if token < 0:
+        replica.manager.unpublish(request)
+        reason, message = "error", NAN_MESSAGE
+    else:
+        request.append_late(token)
+        replica.stats.generated_tokens += 1
+        late.append((request.connection, request.handle, index - request.prompt_len, token))
+        reason = request.ends_with(token, len(request.tokens))
+        if reason is None and request.in_flight == 0:
+            reason = request.void_reason
+    if reason is not None:
+        replica.loose.pop(binding, None)
+        ended.append((request, reason, message))

@@ -1,0 +1,161 @@
+"""One replica: the unit of KV. Its epoch, pool, rows, digest and the steps its worker still owes a result for."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.digest import TableDigest
+from protocol.messages import KVCacheGroupSpec, SchedulerOutput
+from scheduler.batch import RowBatch
+from scheduler.block_hash import extend_chain
+from scheduler.cache_manager import KVCacheManager
+from scheduler.request import Request
+
+FLIGHT_RECORDER_PLANS = 1000
+
+
+class Step(NamedTuple):
+    """A plan in flight and what its result will mean: row rows[i] samples the token of index token_index[i] for the
+    admission binding[i]."""
+
+    step: int
+    rows: NDArray[np.int64]
+    token_index: NDArray[np.int64]
+    binding: NDArray[np.int64]
+    digest: int
+    num_tokens: int
+    sent_at: float
+
+
+class ReplicaStats:
+    """Counters since the scheduler started; they survive epochs."""
+
+    def __init__(self) -> None:
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.steps = 0
+        self.generated_tokens = 0
+        self.preemptions = 0
+        self.recoveries = 0
+        self.fenced_messages = 0
+
+
+class Replica:
+    """Scheduler state of one replica. `ready` while a worker serves its current epoch."""
+
+    def __init__(
+        self,
+        index: int,
+        groups: tuple[KVCacheGroupSpec, ...],
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        enable_caching: bool,
+    ):
+        self.index = index
+        self.groups = groups
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.epoch = 0
+        self.ready = False
+        self.stats = ReplicaStats()
+        self.num_blocks = 0
+        self._empty(num_blocks=2)
+
+    def _empty(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.manager = KVCacheManager(self.groups, self.block_size, num_blocks, self.enable_caching)
+        self.rows = RowBatch(self.max_num_seqs, self.max_model_len, len(self.groups))
+        self.digest = TableDigest(self.max_num_seqs)
+        self.in_flight: deque[Step] = deque()
+        self.loose: dict[int, Request] = {}
+        """By binding: requests without a row that tokens in flight may still reach (draining or preempted)."""
+        self.next_step = 0
+        self.recorder: deque[SchedulerOutput] = deque(maxlen=FLIGHT_RECORDER_PLANS)
+
+    def start(self, num_blocks: int) -> None:
+        """A worker with empty memory of `num_blocks` serves the current epoch."""
+        self._empty(num_blocks)
+        self.ready = True
+
+    def lose(self) -> list[Request]:
+        """The worker is gone: everything in flight is void, pool and map are emptied, the epoch rises.
+
+        Returns the unfinished requests that were bound here, without blocks, at their committed state.
+        """
+        bound = bound_requests(self)
+        for request in self.rows.running():
+            assert request.row is not None
+            self.rows.unbind(request.row)
+        for request in bound:
+            request.blocks = ()
+            request.in_flight = 0
+            request.void_reason = None
+        self.epoch += 1
+        self.ready = False
+        self._empty(num_blocks=2)
+        return bound
+
+    def release(self, row: int) -> Request:
+        """Take the request out of its row and its blocks back into the pool, published first as far as they are sure.
+
+        Its tokens in flight, if any, still find it through `loose`; the caller moves its state.
+        """
+        request = self.rows.requests[row]
+        assert request is not None
+        publish_rows(self, np.array([row]))
+        binding = request.binding
+        self.rows.unbind(row)
+        self.manager.free(request)
+        self.digest.clear_row(row)
+        self.rows.to_finish.append(row)
+        if request.in_flight:
+            self.loose[binding] = request
+        return request
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant of this replica is broken."""
+        self.rows.check()
+        self.manager.check(self.rows.running())
+        for binding, request in self.loose.items():
+            assert request.binding == binding and request.row is None and request.in_flight > 0, request.request_id
+
+
+def bound_requests(replica: Replica) -> list[Request]:
+    """Every unfinished request that depends on this replica: running, draining, or waiting for a late token."""
+    return replica.rows.running() + list(replica.loose.values())
+
+
+def publish_limit(committed: NDArray[np.int64], planned: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens whose blocks may be found: known to us *and* computed by an issued plan."""
+    return np.minimum(committed, planned)
+
+
+def publish_rows(replica: Replica, candidates: NDArray[np.int64]) -> None:
+    """Publish the blocks of `candidates` (rows) that are full and sure by now and were not before."""
+    if not replica.enable_caching or not len(candidates):
+        return
+    rows, size = replica.rows, replica.block_size
+    ends = publish_limit(rows.committed[candidates], rows.planned[candidates]) // size
+    behind = np.nonzero(ends > rows.published[candidates])[0]
+    for row, end in zip(candidates[behind].tolist(), ends[behind].tolist(), strict=True):
+        request = rows.requests[row]
+        assert request is not None
+        hash_row_blocks(replica, row, request, end)
+        replica.manager.publish(request, int(rows.published[row]), end)
+        rows.published[row] = end
+
+
+def hash_row_blocks(replica: Replica, row: int, request: Request, num_blocks: int) -> None:
+    """Have the hashes of the first `num_blocks` blocks of a running request."""
+    hashes, size = request.block_hashes, replica.block_size
+    if len(hashes) < num_blocks:
+        following = replica.rows.token_ids[row, len(hashes) * size : num_blocks * size].tobytes()
+        extend_chain(hashes, request.root, following, size)
