@@ -1,0 +1,45 @@
+"""Start a deployment and keep it running:  python launch.py --workers 2   (--help for all flags).
+
+Exit code 0 after SIGINT or SIGTERM, 1 when it cannot be started, 2 for a wrong flag or setting.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from protocol import logs, runtime
+from supervisor.flags import parse
+from supervisor.fleet import Fleet
+from supervisor.prepare import Interrupted, StartFailed, complete, resolve_model
+from supervisor.processes import Commands
+from supervisor.stop_signal import StopSignal
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until a stop signal; return the exit code."""
+    began = time.monotonic()
+    options = parse(arguments)
+    logs.set_up("supervisor", options.config.log_level)
+    stop = StopSignal()
+    if options.ready_file:
+        options.ready_file.unlink(missing_ok=True)
+    try:
+        config = complete(options.config, resolve_model(options.config, stop))
+        folder = runtime.create()
+        try:
+            config.save(folder / "config.json")
+            commands = Commands(folder / "config.json", folder, config.threads_per_worker)
+            Fleet(config, commands, stop, ready_file=options.ready_file, began=began).run()
+        finally:
+            runtime.remove(folder)
+    except Interrupted:
+        return 0
+    except (StartFailed, runtime.RuntimeFolderError, OSError) as error:
+        print(f"launch.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

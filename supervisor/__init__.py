@@ -1,0 +1,1 @@
+"""Starts, watches, restarts and stops the processes of one deployment. Nothing else: it serves no request itself."""

@@ -1,0 +1,83 @@
+"""One child process: started by exec, seen dying through a pidfd, its last log lines kept. Knows no protocol."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import IO
+
+from protocol.lifeline import SUPERVISOR_ENV
+
+_TAIL_LINES = 20
+
+
+class Child:
+    """A running process. Start it from the main thread: the kernel ties its life to the thread that started it.
+
+    It gets a session of its own, so a Ctrl-C at the terminal reaches the supervisor alone. Its output is passed on to
+    our stderr line by line.
+    """
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], incarnation: str = ""):
+        self.name = name
+        self.incarnation = incarnation
+        self.started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            env={**environment, SUPERVISOR_ENV: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        """Readable once the process has ended."""
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._forward, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _forward(self, lines: IO[bytes]) -> None:
+        with suppress(ValueError, OSError):  # our own stderr was closed, or the pipe at exit
+            for line in lines:
+                text = line.decode(errors="replace")
+                if text.strip():
+                    self._tail.append(text.strip())
+                sys.stderr.write(text)
+                sys.stderr.flush()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process itself. Nothing happens if it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> str:
+        """Collect the ended process and what it left in its session; return how it ended, as words."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # before wait(): until then nobody else can have this number
+        code = self._process.wait()
+        os.close(self.pidfd)
+        self._reader.join(timeout=1.0)
+        return describe_exit(code)
+
+    @property
+    def last_line(self) -> str:
+        """The last line it wrote, "" if it wrote none."""
+        return self._tail[-1] if self._tail else ""
+
+
+def describe_exit(code: int) -> str:
+    """A return code of subprocess as words: "exit code 3", "killed by SIGKILL"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,34 @@
+"""How each process of a deployment is started: its command and environment."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor.prepare import child_environment
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Commands of one deployment. config: the file that every process reads; runtime: the folder of the sockets."""
+
+    config: Path
+    runtime: Path
+    threads_per_worker: int
+    python: tuple[str, ...] = (sys.executable,)
+    scheduler_module: tuple[str, ...] = field(default=("-m", "scheduler"))
+    worker_module: tuple[str, ...] = field(default=("-m", "worker"))
+
+    def scheduler(self) -> tuple[list[str], dict[str, str]]:
+        """(command, environment) of the scheduler."""
+        return [*self.python, *self.scheduler_module, *self._common()], child_environment(1)
+
+    def worker(self, worker_id: str, replica: int, incarnation: str) -> tuple[list[str], dict[str, str]]:
+        """(command, environment) of one start of a worker."""
+        identity = ["--worker-id", worker_id, "--replica", str(replica), "--incarnation", incarnation]
+        command = [*self.python, *self.worker_module, *self._common(), *identity]
+        return command, child_environment(self.threads_per_worker)
+
+    def _common(self) -> list[str]:
+        return ["--config", str(self.config), "--runtime", str(self.runtime)]

@@ -1,0 +1,54 @@
+"""What the supervisor tells people (a table) and programs (the ready file)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from protocol.config import EngineConfig
+from protocol.messages import WorkerStatus
+from protocol.runtime import Endpoints
+
+
+def print_table(
+    config: EngineConfig,
+    endpoints: Endpoints,
+    scheduler_pid: int,
+    workers: Iterable[tuple[str, WorkerStatus | None, str]],
+    seconds: float,
+    console: Console | None = None,
+) -> None:
+    """workers: (id, what the scheduler knows of it or None, what is wrong with it if it is not ready)."""
+    console = console or Console()
+    table = Table(title=f"{config.model_name}, ready after {seconds:.1f} s", title_justify="left")
+    for heading in ("process", "pid", "device", "attention backend", "KV blocks", "KV tokens"):
+        table.add_column(heading, justify="right" if heading.startswith("KV") or heading == "pid" else "left")
+    table.add_row("scheduler", str(scheduler_pid), "", "", "", "")
+    for worker_id, status, problem in workers:
+        if status is None:
+            table.add_row(worker_id, "", "", f"not running: {problem}", "", "", style="red")
+            continue
+        usable = status.num_blocks - 1  # one is the null block
+        backend = f"{status.attention_backend}: {status.backend_reason}"
+        device = f"{status.device}, {status.dtype}"
+        table.add_row(worker_id, str(status.pid), device, backend, f"{usable:,}", f"{usable * status.block_size:,}")
+    console.print(table)
+    console.print('Ask:    python -m client "What is the capital of France?"', highlight=False)
+    console.print("Chat:   python -m client chat", highlight=False)
+    console.print("Watch:  python -m client status", highlight=False)
+    console.print(f"Clients connect to {endpoints.client}. Stop with Ctrl-C.", highlight=False, soft_wrap=True)
+
+
+def write_ready_file(path: Path, endpoints: Endpoints, pids: dict[str, int]) -> None:
+    """Whole or not at all."""
+    content = {
+        "endpoints": {"client": endpoints.client, "worker": endpoints.worker, "control": endpoints.control},
+        "pids": pids,
+    }
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(path)

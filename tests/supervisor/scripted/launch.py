@@ -1,0 +1,43 @@
+"""`launch.py` with scripted processes: Fleet, sockets, signals and processes are real, the model is not needed.
+
+usage: launch.py RUNTIME READY_FILE WORKERS START_TIMEOUT_S
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from protocol import logs
+from protocol.config import EngineConfig
+from supervisor.fleet import Fleet
+from supervisor.prepare import StartFailed
+from supervisor.processes import Commands
+from supervisor.stop_signal import StopSignal
+
+HERE = Path(__file__).parent
+
+
+def main() -> int:
+    runtime, ready_file = Path(sys.argv[1]), Path(sys.argv[2])
+    config = EngineConfig(model_name="scripted", workers=int(sys.argv[3]), start_timeout_s=float(sys.argv[4]))
+    logs.set_up("supervisor", "info")
+    config.save(runtime / "config.json")
+    commands = Commands(
+        config=runtime / "config.json",
+        runtime=runtime,
+        threads_per_worker=1,
+        scheduler_module=(str(HERE / "scheduler.py"),),
+        worker_module=(str(HERE / "worker.py"),),
+    )
+    try:
+        Fleet(config, commands, StopSignal(), ready_file=ready_file, began=time.monotonic()).run()
+    except StartFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
