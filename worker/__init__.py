@@ -1,1 +1,1 @@
-"""The data plane: block tables, batch state, model and sampler of one replica. Never imports the scheduler."""
+"""The data plane: block tables, batch state, model, sampler. Never imports the scheduler."""

@@ -1,0 +1,229 @@
+"""The worker's batch: plans in, arrays out. Pure numpy: no device, no model, no sockets.
+
+Holds what every running row knows (tokens, position, sampling parameters, block tables) and applies each plan's changes
+to it, in the plan's order. A row in steady decode advances by one token every step with nothing said about it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.arrays import unpack
+from protocol.digest import TableDigest
+from protocol.messages import NewRequestData, SchedulerOutput
+from protocol.windows import first_live_block
+from worker.block_table import BlockTable
+
+I64 = NDArray[np.int64]
+
+
+class PlanError(RuntimeError):
+    """The plan cannot be run; the planes disagree. Nothing was computed."""
+
+
+class DigestMismatch(PlanError):
+    """Block tables or positions differ from the scheduler's."""
+
+    def __init__(self, expected: int, actual: int):
+        super().__init__("digest")
+        self.expected = expected
+        self.actual = actual
+
+
+class StepInputs(NamedTuple):
+    """One step, packed: S rows that run, T tokens."""
+
+    rows: I64
+    """int64 [S], ascending."""
+    query_start_loc: NDArray[np.int32]
+    """int32 [S + 1]: row i's tokens are [query_start_loc[i], query_start_loc[i + 1])."""
+    seq_lens: NDArray[np.int32]
+    """int32 [S]: tokens visible to a row's last query, this step's included."""
+    input_ids: NDArray[np.int32]
+    """int32 [T]."""
+    positions: I64
+    """int64 [T]."""
+    slot_mapping: tuple[I64, ...]
+    """Per cache group: int64 [T]."""
+    sampling: I64
+    """int64 [R]: places within `rows` of those that sample, ascending."""
+    copy_src: NDArray[np.int32]
+    copy_dst: NDArray[np.int32]
+
+
+class InputBatch:
+    """State of all rows. `windows`: per cache group its sliding window (0: full attention)."""
+
+    def __init__(
+        self, num_rows: int, max_model_len: int, windows: tuple[int, ...], block_size: int, *, blocks_per_id: int = 1
+    ):
+        self.windows = windows
+        self.id_size = block_size
+        """Tokens of a scheduler's block."""
+        max_blocks = -(-max_model_len // block_size)
+        self.tables = [BlockTable(num_rows, max_blocks, block_size // blocks_per_id, blocks_per_id) for _ in windows]
+        self.active: NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)
+        self.num_tokens: I64 = np.zeros(num_rows, dtype=np.int64)
+        """Tokens the row knows: prompt and sampled."""
+        self.num_computed: I64 = np.zeros(num_rows, dtype=np.int64)
+        """Tokens whose KV is computed once this plan has run."""
+        self.prompt_len: I64 = np.zeros(num_rows, dtype=np.int64)
+        self.front: I64 = np.zeros((len(windows), num_rows), dtype=np.int64)
+        self.token_ids: NDArray[np.int32] = np.zeros((num_rows, max_model_len), dtype=np.int32)
+        self.temperature: NDArray[np.float32] = np.zeros(num_rows, dtype=np.float32)
+        self.top_k: I64 = np.zeros(num_rows, dtype=np.int64)
+        self.top_p: NDArray[np.float32] = np.ones(num_rows, dtype=np.float32)
+        self.min_p: NDArray[np.float32] = np.zeros(num_rows, dtype=np.float32)
+        self.seed: NDArray[np.uint64] = np.zeros(num_rows, dtype=np.uint64)
+        self.digest = TableDigest(num_rows)
+        self.epoch = 0
+        self.next_step = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Forget everything; the scheduler counts from 0 again."""
+        for row in np.nonzero(self.active)[0].tolist():
+            self._finish(row)
+        self.epoch, self.next_step = epoch, 0
+
+    def apply(self, plan: SchedulerOutput) -> StepInputs:
+        """Apply a plan and pack what it runs.
+
+        Raises DigestMismatch, or PlanError naming what else is wrong; then nothing may run until the next epoch.
+        """
+        if (plan.epoch, plan.step) != (self.epoch, self.next_step):
+            raise PlanError(f"plan is epoch {plan.epoch} step {plan.step}, expected {self.epoch} step {self.next_step}")
+        self.next_step += 1
+        try:
+            self._apply_changes(plan)
+            counts = self._counts(plan)
+        except (IndexError, ValueError) as error:
+            raise PlanError(f"malformed plan: {error}") from error
+        self.num_computed += counts
+        actual = self.digest.value(self.num_computed)
+        if actual != plan.digest:
+            raise DigestMismatch(plan.digest, actual)
+        return self._pack(plan, counts)
+
+    def append_sampled(self, rows: I64, tokens: NDArray[np.int32]) -> None:
+        """Rows have sampled: they know one token more. tokens int32 [R]; -1 (failed) is kept as 0, the row will end."""
+        self.token_ids[rows, np.minimum(self.num_tokens[rows], self.token_ids.shape[1] - 1)] = np.maximum(tokens, 0)
+        self.num_tokens[rows] += 1
+
+    # ------------------------------------------------------------------------------------------- the plan's changes
+
+    def _apply_changes(self, plan: SchedulerOutput) -> None:
+        """finish, admit, window fronts, grow: in this order, since a row may be given away in the plan that ends it."""
+        for row in unpack(plan.finish_rows, "finish_rows").tolist():
+            self._finish(row)
+        for request in plan.admit:
+            self._admit(request)
+        self._drop_fronts()
+        self._grow(plan)
+
+    def _finish(self, row: int) -> None:
+        if not self.active[row]:
+            raise ValueError(f"row {row} is not in use")
+        self.active[row] = False
+        self.num_tokens[row] = self.num_computed[row] = self.prompt_len[row] = 0
+        self.front[:, row] = 0
+        for table in self.tables:
+            table.clear_row(row)
+        self.digest.clear_row(row)
+
+    def _admit(self, request: NewRequestData) -> None:
+        row, tokens = request.row, unpack(request.token_ids, "token_ids")
+        if not 0 <= row < len(self.active) or self.active[row]:
+            raise ValueError(f"row {row} is in use or does not exist")
+        if len(request.block_ids) != len(self.tables):
+            raise ValueError(f"{len(request.block_ids)} block tables for {len(self.tables)} cache groups")
+        if not len(tokens) or not 0 <= request.num_computed_tokens < len(tokens):
+            raise ValueError(f"row {row}: {request.num_computed_tokens} of {len(tokens)} tokens computed")
+        self.active[row] = True
+        self.token_ids[row, : len(tokens)] = tokens
+        self.num_tokens[row] = len(tokens)
+        self.num_computed[row] = request.num_computed_tokens
+        self.prompt_len[row] = request.prompt_len
+        sampling = request.sampling
+        self.temperature[row] = sampling.temperature
+        self.top_k[row] = sampling.top_k
+        self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = sampling.seed or 0
+        for group, (table, data) in enumerate(zip(self.tables, request.block_ids, strict=True)):
+            ids = unpack(data, "block_ids")
+            table.add_row(row, ids)
+            self.digest.add(np.full(len(ids), row), group, np.arange(len(ids)), ids)
+            if self.windows[group]:
+                self.front[group, row] = first_live_block(
+                    request.num_computed_tokens, self.windows[group], self.id_size
+                )
+
+    def _drop_fronts(self) -> None:
+        """Null what no later query of a window group sees, from the first position each active row computes next."""
+        for group, window in enumerate(self.windows):
+            if not window:
+                continue
+            fronts = first_live_block(self.num_computed, window, self.id_size)
+            for row in np.nonzero(self.active & (fronts > self.front[group]))[0].tolist():
+                start, end = int(self.front[group, row]), int(fronts[row])
+                ids = self.tables[group].null_front(row, start, end)
+                self.digest.remove(np.full(end - start, row), group, np.arange(start, end), ids)
+                self.front[group, row] = end
+
+    def _grow(self, plan: SchedulerOutput) -> None:
+        rows = unpack(plan.grow_rows, "grow_rows").astype(np.int64)
+        if not len(rows):
+            return
+        if not self.active[rows].all():
+            raise ValueError("a row that is not in use grows")
+        counts = unpack(plan.grow_counts, "grow_counts").astype(np.int64) if plan.grow_counts else np.ones_like(rows)
+        if len(plan.grow_ids) != len(self.tables) or len(counts) != len(rows):
+            raise ValueError(f"growth of {len(rows)} rows has {len(counts)} counts, {len(plan.grow_ids)} groups")
+        owners = np.repeat(rows, counts)
+        ends = np.cumsum(counts)
+        within = np.arange(len(owners)) - np.repeat(ends - counts, counts)
+        for group, (table, data) in enumerate(zip(self.tables, plan.grow_ids, strict=True)):
+            ids = unpack(data, "grow_ids")
+            if len(ids) != len(owners):
+                raise ValueError(f"group {group}: {len(ids)} block ids for {len(owners)} blocks")
+            self.digest.add(owners, group, table.num_ids[owners] + within, ids)
+            if plan.grow_counts:
+                for row, start, end in zip(rows.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
+                    table.append_row(row, ids[start:end])
+            else:
+                table.append_one_each(rows, ids)
+
+    def _counts(self, plan: SchedulerOutput) -> I64:
+        """int64 [num_rows]: tokens each row runs. 1 if active, unless the plan says otherwise."""
+        counts = self.active.astype(np.int64)
+        prefill = unpack(plan.prefill_rows, "prefill_rows")
+        counts[prefill] = unpack(plan.prefill_num_tokens, "prefill_num_tokens")
+        counts[unpack(plan.hold_rows, "hold_rows")] = 0
+        if (counts < 0).any() or (counts[~self.active] != 0).any():
+            raise ValueError("a row that is not in use runs, or a count is negative")
+        if (self.num_computed + counts > self.num_tokens).any():
+            raise ValueError("a row runs more tokens than it knows")
+        return counts
+
+    def _pack(self, plan: SchedulerOutput, counts: I64) -> StepInputs:
+        rows = np.nonzero(counts)[0]
+        lengths = counts[rows]
+        query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=query_start_loc[1:])
+        owners = np.repeat(rows, lengths)
+        starts = np.repeat(self.num_computed[rows] - lengths - query_start_loc[:-1], lengths)
+        positions = starts + np.arange(len(owners))
+        return StepInputs(
+            rows=rows,
+            query_start_loc=query_start_loc,
+            seq_lens=self.num_computed[rows].astype(np.int32),
+            input_ids=self.token_ids[owners, positions],
+            positions=positions,
+            slot_mapping=tuple(table.slots(owners, positions) for table in self.tables),
+            sampling=np.nonzero(self.num_computed[rows] == self.num_tokens[rows])[0],
+            copy_src=unpack(plan.copy_src, "copy_src"),
+            copy_dst=unpack(plan.copy_dst, "copy_dst"),
+        )
