@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bench.compare import Ratio, Spread
@@ -70,4 +71,6 @@ def print_result(result: Result, console: Console) -> None:
     for target in result.targets:
         for run in target.runs:
             for reason, count in run.errors.items():
-                console.print(f"[red]{target.name}: {count} failed: {reason}", highlight=False)
+                console.print(
+                    f"[red]{target.name}: {count} failed:[/] {escape(reason)}", highlight=False, soft_wrap=True
+                )

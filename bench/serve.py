@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from bench.machine import describe_machine
 from bench.processes import StartFailed, start_command, start_pageplane
@@ -138,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
             )
             asyncio.run(_measure(args, specs, result, repeat, console))
     except (ValueError, TargetError, StartFailed) as error:
-        console.print(f"[red]bench serve: {error}", highlight=False)
+        console.print(f"[red]bench serve:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 2
     print_result(result, Console())
     if args.json is not None:
