@@ -23,8 +23,8 @@ class Change(NamedTuple):
 class BlockTable:
     """int32 [num_rows, max_blocks · blocks_per_id] of kernel block ids.
 
-    The scheduler's blocks may be larger than the kernel's: its id b stands for the kernel blocks b·r … b·r + r - 1, with
-    r = `blocks_per_id`. This is the only place that knows. `block_size`: tokens of a kernel block.
+    The scheduler's blocks may be larger than the kernel's: its id b stands for the kernel blocks b·r … b·r + r - 1,
+    with r = `blocks_per_id`. This is the only place that knows. `block_size`: tokens of a kernel block.
     """
 
     def __init__(self, num_rows: int, max_blocks: int, block_size: int, blocks_per_id: int = 1):
@@ -65,7 +65,7 @@ class BlockTable:
     def null_front(self, row: int, start: int, end: int) -> NDArray[np.int32]:
         """Entries [start, end) of a row (scheduler's blocks) become null; returns the ids they held, int32."""
         r = self.blocks_per_id
-        ids = self.cpu[row, start * r : end * r : r] // r
+        ids: NDArray[np.int32] = self.cpu[row, start * r : end * r : r] // r
         self.cpu[row, start * r : end * r] = 0
         self._mark(row, start * r, end * r)
         return ids
