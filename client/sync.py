@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -36,7 +36,9 @@ class Client:
     def endpoint(self) -> str:
         return self._client.endpoint
 
-    def generate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[Chunk]:
+    def generate(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any
+    ) -> Generator[Chunk, None, None]:
         """The answer as it is made; leaving the loop early aborts the request. `options` as `AsyncClient.generate`."""
         stream = self._client.generate(prompt, sampling, **options)
         try:
