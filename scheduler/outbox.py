@@ -27,8 +27,9 @@ class Outbox:
     def add(self, identity: bytes, message: SchedulerToClient) -> None:
         """Append; a TokenBatch behind another becomes part of it."""
         queue = self._pending.setdefault(identity, deque())
-        if queue and isinstance(message, TokenBatch) and isinstance(queue[-1], TokenBatch):
-            last = queue.pop()
+        last = queue[-1] if queue else None
+        if isinstance(message, TokenBatch) and isinstance(last, TokenBatch):
+            queue.pop()
             message = TokenBatch(
                 message.step,
                 last.handles + message.handles,
