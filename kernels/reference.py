@@ -63,10 +63,11 @@ def paged_attention(
                 raise ValueError(f"sequence {seq} names a block outside of the cache's {num_blocks}")
             blocks = torch.tensor([slot // block_size for slot in slots], dtype=torch.int64)
             offsets = torch.tensor([slot % block_size for slot in slots], dtype=torch.int64)
+            keys = k_cache[blocks, :, offsets].double()  # [n, num_kv_heads, D]
+            values = v_cache[blocks, :, offsets].double()
             for head in range(q.shape[1]):
-                keys = k_cache[blocks, head // group, offsets].double()
-                values = v_cache[blocks, head // group, offsets].double()
-                out[token, head] = attend(q[token, head].double(), keys, values, scale, soft_cap)
+                kv = head // group
+                out[token, head] = attend(q[token, head].double(), keys[:, kv], values[:, kv], scale, soft_cap)
     return out
 
 
