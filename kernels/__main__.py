@@ -62,9 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         for spec in BACKENDS:
             console.print(f"{spec.name}: {spec.summary}", markup=False)
         return 0
-    shape = AttentionShape(
-        args.device, DTYPES[args.dtype], args.head_dim, args.block_size, args.window, args.soft_cap
-    )
+    shape = AttentionShape(args.device, DTYPES[args.dtype], args.head_dim, args.block_size, args.window, args.soft_cap)
     try:
         chosen, rejected = rank_backends(args.attention_backend, shape)
     except NoBackend as error:

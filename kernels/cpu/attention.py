@@ -20,7 +20,14 @@ import numpy as np
 
 from kernels.cpu.jit import kernel, part
 from kernels.cpu.matmul import multiply
-from kernels.cpu.tiles import gather_keys_transposed, gather_values, locate_rows, prefetch_rows, row_from_float, row_to_float
+from kernels.cpu.tiles import (
+    gather_keys_transposed,
+    gather_values,
+    locate_rows,
+    prefetch_rows,
+    row_from_float,
+    row_to_float,
+)
 from kernels.cpu.vectors import (
     LANES,
     add,
@@ -172,9 +179,7 @@ def attend_item(
             row = i * group + g
             total = read_float(totals + 4 * row)
             factor = ZERO if total == ZERO else np.float32(ONE / total)
-            row_from_float(
-                result + row * row_bytes, out + i * out_token + g * out_head, head_dim, kind, factor
-            )
+            row_from_float(result + row * row_bytes, out + i * out_token + g * out_head, head_dim, kind, factor)
     return valid
 
 

@@ -116,9 +116,7 @@ class CpuBackend:
         seq_len = block_size + 1
         query_len = max(seq_len, MIN_KEYS_PER_THREAD // seq_len + 1)  # so much that the threads take part
         num_blocks = -(-query_len // block_size)
-        metadata = AttentionMetadata.build(
-            [query_len], [query_len], [list(range(1, num_blocks + 1))], block_size
-        )
+        metadata = AttentionMetadata.build([query_len], [query_len], [list(range(1, num_blocks + 1))], block_size)
         k_cache = torch.zeros((num_blocks + 1, num_kv_heads, block_size, head_dim), dtype=dtype)
         v_cache = torch.zeros_like(k_cache)
         k = torch.zeros((query_len, num_kv_heads, head_dim), dtype=dtype)
@@ -128,6 +126,12 @@ class CpuBackend:
             q, k_cache, v_cache, metadata, scale=1.0, window=window, soft_cap=soft_cap, out=torch.empty_like(q)
         )
         self.counters.update(counted)
+
+    def close(self) -> None:
+        """Stop the threads. The backend can still be used: it starts them anew."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def _scratch_memory(self, group: int, head_dim: int) -> list[Tensor]:
         """One piece of scratch memory per thread, made when the shape is first seen."""
@@ -147,9 +151,7 @@ class CpuBackend:
             self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="attention")
         self._counter.zero_()
         counter = self._counter.data_ptr()
-        others = [
-            self._pool.submit(attend, counter, scratch.data_ptr(), *args) for scratch in self._scratch[1:threads]
-        ]
+        others = [self._pool.submit(attend, counter, scratch.data_ptr(), *args) for scratch in self._scratch[1:threads]]
         mine = attend(counter, self._scratch[0].data_ptr(), *args)
         return [mine, *(other.result() for other in others)]
 

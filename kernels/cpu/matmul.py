@@ -41,7 +41,9 @@ def _narrow_rows(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
     else:
         for row in range(rows):
             row_decay = decay + 4 * row if decay != 0 else decay
-            multiply_block(1, 1, a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride, depth, row_decay)
+            multiply_block(
+                1, 1, a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride, depth, row_decay
+            )
 
 
 @part

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -10,6 +12,15 @@ from kernels.selector import AttentionShape, why_not
 RUNNABLE = [
     spec for spec in BACKENDS if why_not(spec, AttentionShape("cpu", torch.float32, head_dim=64, block_size=16)) is None
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """The tensors here are tiny: threads that wait for each other only slow the tests down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", params=RUNNABLE, ids=lambda spec: spec.name)

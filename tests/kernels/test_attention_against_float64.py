@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pytest
 import torch
-from paged_world import TOLERANCES, assert_close, make_queries, make_world
+from paged_world import TOLERANCES, World, assert_close, make_queries, make_world
+from torch import Tensor
 
 from kernels.backend import AttentionBackend
+from kernels.metadata import AttentionMetadata
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_mixed_batch_equals_float64(backend: AttentionBackend, shape: Shape, dtype: torch.dtype) -> None:
+@functools.cache  # the reference is slow, and the same for all backends
+def mixed_batch(shape: Shape, dtype: torch.dtype) -> tuple[World, AttentionMetadata, Tensor, Tensor]:
+    """The pool, the metadata, the queries and what float64 makes of them."""
     b = shape.block_size
     lengths = [  # (query tokens, tokens visible): decode, prefill, chunks, padding
         (1, 1), (0, 0), (1, b), (1, b + 1), (max(b - 1, 1), max(b - 1, 1)), (b, b), (b + 1, b + 1),
@@ -59,7 +62,14 @@ def test_a_mixed_batch_equals_float64(backend: AttentionBackend, shape: Shape, d
     )  # fmt: skip
     metadata = world.metadata(query_lens)
     q = make_queries(world, metadata.num_tokens)
-    assert_close(world.attend(backend, q, metadata), world.expected(q, metadata))
+    return world, metadata, q, world.expected(q, metadata)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_mixed_batch_equals_float64(backend: AttentionBackend, shape: Shape, dtype: torch.dtype) -> None:
+    world, metadata, q, expected = mixed_batch(shape, dtype)
+    assert_close(world.attend(backend, q, metadata), expected)
 
 
 @pytest.mark.parametrize("score", [1.0, 1e3, 4.4e3, 1e4])
