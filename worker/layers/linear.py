@@ -28,7 +28,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in] → [rows, out], same dtype; products are summed in float32."""
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
         return functional.linear(x, self.weight, self.bias)
 
 

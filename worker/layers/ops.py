@@ -14,7 +14,11 @@ from torch.nn import functional
 
 
 class Ops(Protocol):
-    """`dtype` is that of the model's activations."""
+    """`dtype` is that of the model's activations; all tensors are contiguous.
+
+    The result of add_norm or silu_and_mul may be overwritten when the same method is called again: each is the input
+    of the next matrix product and of nothing else.
+    """
 
     def add_norm(self, residual: Tensor, x: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """residual += x in place (float32 [T, H]; x dtype [T, H] or None), then RMSNorm(residual) * weight.
@@ -25,16 +29,13 @@ class Ops(Protocol):
         ...
 
     def norm_heads(self, rows: Tensor, first: int, count: int, weight: Tensor, eps: float) -> None:
-        """RMSNorm over each of heads first .. first + count - 1 of rows dtype [T, n * D], in place.
-
-        rows is contiguous; weight: float32 [D].
-        """
+        """RMSNorm over each of heads first .. first + count - 1 of rows dtype [T, n * D], in place; weight: float32 [D]."""
         ...
 
     def rotate(self, rows: Tensor, count: int, positions: Tensor, table: Tensor) -> None:
         """Turn the first `count` heads of rows dtype [T, n * D], in place, by the angles of positions int64 [T].
 
-        rows is contiguous; table: float32 [num_positions, D] as of `rope_table`.
+        table: float32 [num_positions, D] as of `rope_table`.
         """
         ...
 
@@ -44,7 +45,7 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """Any device, any dtype."""
+    """Any device, any dtype. Also the reference for compiled forms."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

@@ -94,11 +94,13 @@ class LlamaModel:
         input_ids: int32 or int64 [T]; positions: int64 [T]; kv_caches and metadata: one per layer (the layers of a
         cache group share their metadata). In each layer the K/V of all tokens are written before any token attends.
         """
+        if positions.dtype is not torch.int64 or positions.shape != input_ids.shape or not positions.is_contiguous():
+            raise ValueError(f"positions must be contiguous int64 like input_ids, not {positions.dtype}")
         residual = functional.embedding(input_ids, self.embedding).float()  # [T, H]
         update: Tensor | None = None
         for layer, (k_cache, v_cache), layer_metadata in zip(self.layers, kv_caches, metadata, strict=True):
             update = layer.forward(residual, update, positions, k_cache, v_cache, layer_metadata, backend)
-        return self.ops.add_norm(residual, update, self.norm, self.config.rms_norm_eps)
+        return self.ops.add_norm(residual, update, self.norm, self.config.rms_norm_eps).clone()
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
