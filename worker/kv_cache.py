@@ -1,0 +1,90 @@
+"""The memory that holds keys and values: how many blocks fit, and the tensors.
+
+A block id is worth the same bytes in every cache group: layer j of each group lies in the same tensor j, and a block
+belongs to one group at a time. Groups with fewer layers leave tensors of theirs unused.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import psutil
+import torch
+from torch import Tensor
+
+from protocol.config import EngineConfig, parse_bytes
+from protocol.messages import KVCacheGroupSpec
+
+_LOG = logging.getLogger("worker")
+
+AUTO_SHARE = 0.4
+"""Share of the free memory that `--kv-memory auto` divides among the workers of this machine."""
+
+
+class KVMemoryError(RuntimeError):
+    """The memory named or free holds no usable cache; the message says how much one block needs."""
+
+
+def slot_bytes(num_layers: int, num_kv_heads: int, head_dim: int, element_bytes: int) -> int:
+    """Bytes of one token position over all layers: 2 · L · N_kv · D · e (keys and values)."""
+    return 2 * num_layers * num_kv_heads * head_dim * element_bytes
+
+
+class KVCache:
+    """K and V per layer, each [num_blocks, num_kv_heads, block_size, head_dim]. `memory_id` names this allocation."""
+
+    def __init__(
+        self,
+        groups: tuple[KVCacheGroupSpec, ...],
+        block_size: int,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.num_blocks = num_blocks
+        self.memory_id = secrets.token_hex(8)
+        shape = (num_blocks, groups[0].num_kv_heads, block_size, groups[0].head_dim)
+        depth = max(len(group.layer_ids) for group in groups)
+        # zeros, not empty: the kernel hands out zeroed pages lazily, and nothing is read before it is written anyway
+        shared = [
+            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            for _ in range(depth)
+        ]
+        layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for group in groups:
+            layers.update(zip(group.layer_ids, shared, strict=False))
+        self.layers = [layers[layer] for layer in sorted(layers)]
+        self.tensors = [tensor for pair in shared for tensor in pair]
+        """Every tensor once, for whole-block copies."""
+
+
+def block_bytes(groups: tuple[KVCacheGroupSpec, ...], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block id is worth."""
+    depth = max(len(group.layer_ids) for group in groups)
+    return block_size * slot_bytes(depth, groups[0].num_kv_heads, groups[0].head_dim, dtype.itemsize)
+
+
+def blocks_that_fit(
+    config: EngineConfig, groups: tuple[KVCacheGroupSpec, ...], dtype: torch.dtype, device: torch.device
+) -> int:
+    """Blocks, the null block included, for `--kv-memory`; with auto, what is free bounds what could be used at most.
+
+    Raises KVMemoryError when not even one usable block fits.
+    """
+    each = block_bytes(groups, config.block_size, dtype)
+    if config.kv_memory == "auto":
+        if device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0] * 0.9
+        else:
+            free = psutil.virtual_memory().available * AUTO_SHARE / config.workers
+        most = len(groups) * config.max_num_seqs * -(-config.max_model_len // config.block_size) + 1
+        num_blocks = min(int(free) // each, most)
+    else:
+        num_blocks = parse_bytes(config.kv_memory) // each
+    if num_blocks < 2:
+        raise KVMemoryError(
+            f"KV memory ({config.kv_memory}) holds {num_blocks} blocks; at least 2 of {each} bytes are needed"
+        )
+    _LOG.info("KV cache: %d blocks of %d tokens, %.2f GiB", num_blocks, config.block_size, num_blocks * each / 2**30)
+    return num_blocks

@@ -1,0 +1,185 @@
+"""One step of the data plane: plan → batch → device tables → metadata → model → sampler → result."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels.metadata import AttentionMetadata
+from kernels.selector import select_backend
+from protocol.arrays import pack
+from protocol.config import EngineConfig
+from protocol.messages import ModelRunnerOutput, SchedulerOutput
+from protocol.model_config import ModelConfig
+from worker.batch import InputBatch, StepInputs
+from worker.device_table import DeviceTable
+from worker.kv_cache import KVCache, blocks_that_fit
+from worker.metadata import build_metadata
+from worker.models import build_model
+from worker.sampler import SamplingBatch, sample
+from worker.weights import open_weights
+
+_LOG = logging.getLogger("worker")
+
+
+class StartError(RuntimeError):
+    """This worker cannot serve the configuration; the message says why."""
+
+
+def pick_device(requested: str) -> torch.device:
+    """ "auto": a GPU if there is one. Raises StartError when "cuda" was asked for and there is none."""
+    available = torch.cuda.is_available()
+    if requested == "cuda" and not available:
+        raise StartError("--device cuda: torch sees no GPU on this machine")
+    return torch.device("cuda" if available and requested != "cpu" else "cpu")
+
+
+def pick_dtype(requested: str) -> torch.dtype:
+    """ "auto" is bfloat16."""
+    return {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[
+        requested
+    ]
+
+
+class ModelRunner:
+    """Model, KV memory and batch state of one worker.
+
+    `on_progress(fraction)` is told how far the loading of weights is. Raises StartError, NoBackend, WeightError or
+    KVMemoryError.
+    """
+
+    def __init__(
+        self, config: EngineConfig, num_threads: int, on_progress: Callable[[float], None] = lambda done: None
+    ):
+        self.config = config
+        self.model_config = ModelConfig.from_folder(config.model)
+        self.device = pick_device(config.device)
+        self.dtype = pick_dtype(config.dtype)
+        groups = self.model_config.cache_groups
+        windows = self.model_config.windows
+        self.selection = select_backend(
+            config.attention_backend,
+            device=self.device,
+            dtype=self.dtype,
+            head_dim=self.model_config.head_dim,
+            block_size=config.block_size,
+            window=max(windows) or None,
+            num_threads=num_threads,
+        )
+        _LOG.info("%s", self.selection.reason)
+        self.backend = self.selection.backend
+        total = sum(path.stat().st_size for path in Path(config.model).glob("*.safetensors")) or 1
+        weights = open_weights(
+            config.model,
+            load_format=config.load_format,
+            seed=config.seed,
+            on_bytes=lambda done: on_progress(min(1.0, done / total)),
+        )
+        self.model = build_model(
+            self.model_config, weights, self.dtype, self.device, max_positions=config.max_model_len
+        )
+        num_blocks = blocks_that_fit(config, groups, self.dtype, self.device)
+        self.cache = KVCache(groups, config.block_size, num_blocks, self.dtype, self.device)
+        self.batch = InputBatch(config.max_num_seqs, config.max_model_len, windows, config.block_size)
+        self.tables = [DeviceTable(table, self.device) for table in self.batch.tables]
+        self._group_of = [0] * self.model_config.num_layers
+        for index, group in enumerate(groups):
+            for layer in group.layer_ids:
+                self._group_of[layer] = index
+        self._last_end = time.monotonic()
+
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Apply a plan and run it. Raises PlanError (nothing was computed) when the planes disagree."""
+        marks = [self._last_end, time.monotonic()]
+        step = self.batch.apply(plan)
+        marks.append(time.monotonic())
+        for table in self.tables:
+            table.commit()
+        marks.append(time.monotonic())
+        hidden = self._forward(step)
+        marks.append(time.monotonic())
+        tokens = self._sample(step, hidden)
+        marks.append(time.monotonic())
+        self._last_end = marks[-1]
+        idle, apply, commit, forward, sampling = (np.diff(marks) * 1e6).astype(np.int64).tolist()
+        return ModelRunnerOutput(
+            epoch=plan.epoch,
+            step=plan.step,
+            tokens=pack(tokens),
+            digest=plan.digest,  # `apply` proved ours equal
+            timings_us=pack([apply, commit, forward, sampling, min(idle, 2**31 - 1)]),
+        )
+
+    def _forward(self, step: StepInputs) -> torch.Tensor:
+        """The hidden states of all T tokens, [T, H]."""
+        if len(step.copy_src):
+            source, target = torch.from_numpy(step.copy_src.copy()), torch.from_numpy(step.copy_dst.copy())
+            self.backend.copy_blocks(self.cache.tensors, source.long(), target.long())
+        metadata = build_metadata(step, self.tables, self.device)
+        return self.model.forward(
+            torch.from_numpy(step.input_ids).to(self.device),
+            torch.from_numpy(step.positions).to(self.device),
+            self.cache.layers,
+            [metadata[group] for group in self._group_of],
+            self.backend,
+        )
+
+    def _sample(self, step: StepInputs, hidden: torch.Tensor) -> np.ndarray:
+        """Sample for the rows that know all they have computed; int32 [R], and the batch knows them too."""
+        if not len(step.sampling):
+            return np.zeros(0, dtype=np.int32)
+        rows, batch = step.rows[step.sampling], self.batch
+        last = torch.from_numpy(step.query_start_loc[step.sampling + 1] - 1).to(self.device)
+        logits = self.model.compute_logits(hidden.index_select(0, last))
+        params = SamplingBatch.from_numpy(
+            batch.temperature[rows],
+            batch.top_k[rows],
+            batch.top_p[rows],
+            batch.min_p[rows],
+            batch.seed[rows],
+            self.device,
+        )
+        positions = torch.from_numpy(batch.num_tokens[rows]).to(self.device)
+        tokens = sample(logits, params, positions).to(device="cpu", dtype=torch.int32).numpy()
+        batch.append_sampled(rows, tokens)
+        return tokens
+
+    def warm_up(self) -> None:
+        """Compile and touch everything a step can need, so that no request waits for it."""
+        for window in self.model_config.windows:
+            self.backend.warm_up(
+                num_q_heads=self.model_config.num_heads,
+                num_kv_heads=self.model_config.num_kv_heads,
+                head_dim=self.model_config.head_dim,
+                block_size=self.config.block_size,
+                dtype=self.dtype,
+                window=window or None,
+            )
+        usable = (self.cache.num_blocks - 1) * self.config.block_size
+        longest = min(self.config.max_num_batched_tokens, self.config.max_model_len, usable)
+        for length in sorted({1, longest}):
+            self._rehearse(length)
+
+    def _rehearse(self, length: int) -> None:
+        """Run one sequence of `length` tokens through model and sampler. It leaves its traces in blocks nobody owns."""
+        size = self.config.block_size
+        metadata = AttentionMetadata.build(
+            [length], [length], [list(range(1, -(-length // size) + 1))], size, self.device
+        )
+        hidden = self.model.forward(
+            torch.zeros(length, dtype=torch.int32, device=self.device),
+            torch.arange(length, device=self.device),
+            self.cache.layers,
+            [metadata] * self.model_config.num_layers,
+            self.backend,
+        )
+        logits = self.model.compute_logits(hidden[-1:])
+        one = np.ones(1)
+        for temperature in (0.0, 1.0):
+            params = sampling_batch(temperature * one, 5 * one, 0.9 * one, 0.1 * one, one, self.device)
+            sample(logits, params, torch.ones(1, dtype=torch.int64, device=self.device))

@@ -1,0 +1,151 @@
+"""The worker process around the runner: says hello, then plans in, results out, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+import zmq
+
+from protocol import codec
+from protocol import messages as m
+from protocol.config import EngineConfig
+from protocol.messages import PROTOCOL_VERSION
+from protocol.runtime import Endpoints
+from protocol.sockets import connect_dealer, fresh_identity
+from worker.batch import DigestMismatch, PlanError
+from worker.heartbeat import HeartbeatThread
+from worker.runner import ModelRunner, StartError
+
+_LOG = logging.getLogger("worker")
+
+WELCOME_TIMEOUT_MS = 30_000
+POLL_MS = 1000
+"""How often an idle worker looks whether it was told to stop."""
+
+
+class Worker:
+    """One incarnation, bound to one replica."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        endpoints: Endpoints,
+        runner: ModelRunner,
+        worker_id: str,
+        replica: int,
+        incarnation: str,
+    ):
+        self.config = config
+        self.runner = runner
+        self.worker_id = worker_id
+        self.replica = replica
+        self.incarnation = incarnation
+        self.stopping = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = connect_dealer(self._context, endpoints.worker, fresh_identity(worker_id))
+        self._beat = HeartbeatThread(
+            self._context, endpoints.worker, worker_id, incarnation, config.heartbeat_interval_s
+        )
+        self._diverged = False
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises StartError when the scheduler refuses this worker or does not answer."""
+        try:
+            self._shake_hands()
+            self._beat.state = "ready"
+            while not self.stopping:
+                if not self._socket.poll(POLL_MS):
+                    continue
+                self._handle(codec.scheduler_to_worker.decode(self._socket.recv()))
+        finally:
+            self._beat.stop()
+            self._socket.close(linger=0)
+            self._context.term()
+
+    def _shake_hands(self) -> None:
+        runner, config = self.runner, self.config
+        hello = m.Hello(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            replica=self.replica,
+            rank=0,
+            tp_size=1,
+            pid=os.getpid(),
+            model_fingerprint=runner.model_config.fingerprint,
+            block_size=config.block_size,
+            groups=runner.model_config.cache_groups,
+            num_blocks=runner.cache.num_blocks,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            kv_memory_id=runner.cache.memory_id,
+            device=str(runner.device),
+            dtype=str(runner.dtype).removeprefix("torch."),
+            attention_backend=runner.backend.name,
+            backend_reason=runner.selection.reason,
+        )
+        self._socket.send(codec.encode(hello))
+        if not self._socket.poll(WELCOME_TIMEOUT_MS):
+            raise StartError(f"the scheduler did not answer the hello within {WELCOME_TIMEOUT_MS // 1000} s")
+        self._handle(codec.scheduler_to_worker.decode(self._socket.recv()))
+
+    def _handle(self, message: m.SchedulerToWorker) -> None:
+        match message:
+            case m.SchedulerOutput():
+                self._socket.send(codec.encode(self._run_plan(message)))
+            case m.Welcome(replica, epoch, _):
+                self.runner.batch.start_epoch(epoch)
+                self._diverged = False
+                _LOG.info("welcome: replica %d, epoch %d (protocol %d)", replica, epoch, PROTOCOL_VERSION)
+            case m.Refused(reason):
+                raise StartError(f"refused by the scheduler: {reason}")
+            case m.StopWorker(reason):
+                _LOG.info("stopping: %s", reason)
+                self.stopping = True
+
+    def _run_plan(self, plan: m.SchedulerOutput) -> m.ModelRunnerOutput | m.PlanRefused:
+        """Run a plan, or say why not; after a refusal nothing runs until the next epoch."""
+        if self._diverged:
+            return m.PlanRefused(plan.epoch, plan.step, "an earlier plan of this epoch was refused")
+        try:
+            return self.runner.run(plan)
+        except DigestMismatch as error:
+            refusal = m.PlanRefused(plan.epoch, plan.step, "digest", error.expected, error.actual)
+        except PlanError as error:
+            refusal = m.PlanRefused(plan.epoch, plan.step, str(error))
+        self._diverged = True
+        _LOG.error("refused plan %d of epoch %d: %s", plan.step, plan.epoch, refusal.reason)
+        return refusal
+
+
+def serve(config: EngineConfig, worker_id: str, replica: int, incarnation: str, endpoints: Endpoints) -> None:
+    """Load, warm up, then serve until SIGTERM or a stop message. SIGINT is the supervisor's business."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threads = config.threads_per_worker or max(1, (os.cpu_count() or 1) // config.workers)
+    torch.set_num_threads(threads)
+    runner = ModelRunner(config, threads, on_progress=_ProgressLine())
+    with torch.inference_mode():
+        runner.warm_up()
+        worker = Worker(config, endpoints, runner, worker_id, replica, incarnation)
+
+        def stop(signum: int, frame: object) -> None:
+            worker.stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        worker.run()
+
+
+class _ProgressLine:
+    """Writes "@progress 0.42" lines, which the supervisor shows as a bar."""
+
+    def __init__(self) -> None:
+        self._shown = -1
+
+    def __call__(self, fraction: float) -> None:
+        percent = int(fraction * 100)
+        if percent >= self._shown + 2 or percent == 100 != self._shown:
+            self._shown = percent
+            print(f"@progress {fraction:.2f}", flush=True)
