@@ -27,23 +27,32 @@ def check_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    metadata: AttentionMetadata,
+    num_tokens: int,
     window: int | None,
     soft_cap: float | None,
     out: Tensor,
 ) -> None:
+    """num_tokens: how many the metadata counts."""
     check_caches(k_cache, v_cache)
     if q.dim() != 3 or q.shape != out.shape or q.dtype != out.dtype:
         raise ValueError(f"q is {tuple(q.shape)} {q.dtype}, out {tuple(out.shape)} {out.dtype}; they must be alike")
-    num_tokens, num_q_heads, head_dim = q.shape
+    num_rows, num_q_heads, head_dim = q.shape
     if head_dim != k_cache.shape[3]:
         raise ValueError(f"q has head_dim {head_dim}, the cache {k_cache.shape[3]}")
     if num_q_heads % k_cache.shape[1]:
         raise ValueError(f"{num_q_heads} query heads cannot share {k_cache.shape[1]} KV heads evenly")
     if q.stride(2) != 1 or out.stride(2) != 1:
         raise ValueError("the last dimension of q and out must be contiguous")
-    if num_tokens < metadata.num_tokens:
-        raise ValueError(f"q has {num_tokens} tokens, the metadata {metadata.num_tokens}")
+    if num_rows < num_tokens:
+        raise ValueError(f"q has {num_rows} tokens, the metadata {num_tokens}")
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1 (the token itself), not {window}")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap must be positive, not {soft_cap}")
+
+
+def check_metadata(metadata: AttentionMetadata, block_size: int) -> None:
+    """The part that is the same for all layers of a step."""
     num_seqs = metadata.num_seqs
     for name, tensor, dtype, length in (
         ("query_start_loc", metadata.query_start_loc, torch.int32, num_seqs + 1),
@@ -55,15 +64,11 @@ def check_attention(
                 f"{name} must be {dtype} with {length} rows, last dimension contiguous; "
                 f"it is {tensor.dtype} {tuple(tensor.shape)}"
             )
-    if metadata.block_table.shape[1] * k_cache.shape[2] < metadata.max_seq_len:
+    if metadata.block_table.shape[1] * block_size < metadata.max_seq_len:
         raise ValueError(
-            f"a block table of {metadata.block_table.shape[1]} blocks of {k_cache.shape[2]} slots "
+            f"a block table of {metadata.block_table.shape[1]} blocks of {block_size} slots "
             f"cannot hold {metadata.max_seq_len} tokens"
         )
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1 (the token itself), not {window}")
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap must be positive, not {soft_cap}")
 
 
 def check_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

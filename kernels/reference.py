@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_attention, check_write
+from kernels.checks import check_attention, check_metadata, check_write
 from kernels.metadata import AttentionMetadata
 
 
@@ -45,7 +45,8 @@ def paged_attention(
     soft_cap: float | None = None,
 ) -> Tensor:
     """float64 [num_tokens, num_q_heads, D]; tokens of no sequence get zeros. Raises ValueError for bad metadata."""
-    check_attention(q, k_cache, v_cache, metadata, window, soft_cap, q)
+    check_metadata(metadata, k_cache.shape[2])
+    check_attention(q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, q)
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
     group = q.shape[1] // num_kv_heads
     out = torch.zeros(q.shape, dtype=torch.float64)

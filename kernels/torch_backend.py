@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_attention, check_write
+from kernels.checks import check_attention, check_metadata, check_write
 from kernels.metadata import AttentionMetadata
 
 QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prefill
@@ -46,7 +46,8 @@ class TorchBackend:
         soft_cap: float | None = None,
         out: Tensor,
     ) -> None:
-        check_attention(q, k_cache, v_cache, metadata, window, soft_cap, out)
+        check_metadata(metadata, k_cache.shape[2])
+        check_attention(q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out)
         self.counters["paged_attention"] += 1
         block_size = k_cache.shape[2]
         starts = metadata.query_start_loc.tolist()

@@ -1,7 +1,8 @@
 """Paged attention on a CPU: one kernel for prefill, chunks and decode. Knows addresses; the Python side knows tensors.
 
-A work item is (sequence, up to ROWS // group queries, KV head). Its rows are all queries of all query heads that share
-the KV head, so each loaded K/V tile serves them all. Tiles of TILE keys lie at multiples of TILE of the *absolute* position:
+A work item is (sequence, up to ROWS // group queries, KV head). Its rows are all queries of all query heads that
+share the KV head, so each loaded K/V tile serves them all. Tiles of TILE keys lie at multiples of TILE of the
+*absolute* position:
     scores = q K^T           (K gathered through the block table, transposed, widened to float32)
     softmax, online          (running maximum and sum per row: Milakov and Gimelshein 2018)
     result = decay * result + weights V
@@ -51,7 +52,6 @@ from kernels.cpu.vectors import (
 
 TILE = 64  # keys
 ROWS = 96  # at most, unless one token has more query heads to a KV head
-LOG2_E = np.float32(math.log2(math.e))
 MINUS_INF = np.float32(-np.inf)
 ZERO = np.float32(0.0)
 ONE = np.float32(1.0)
@@ -69,7 +69,7 @@ def scratch_bytes(group: int, head_dim: int) -> int:
 
 
 @part
-def softmax_row(scores, begin, end, low, high, peak, total, decay, soft_cap):
+def softmax_row(scores, begin, end, low, high, peak, total, decay, score_cap):
     """Scores of one row of a tile → weights; updates the row's running peak and total, and says its decay.
 
     Lanes of [begin, end), multiples of 16, are there; the row sees those of [low, high), and the others become 0.
@@ -80,8 +80,8 @@ def softmax_row(scores, begin, end, low, high, peak, total, decay, soft_cap):
             store_f32(scores + 4 * n, nothing)
         write_float(decay, ONE)
         return
-    if soft_cap > ZERO:
-        cap = splat(np.float32(soft_cap * LOG2_E))
+    if score_cap > ZERO:
+        cap = splat(score_cap)
         for n in range(begin, end, LANES):
             store_f32(scores + 4 * n, mul(cap, tanh_half(load_f32(scores + 4 * n))))
     tops = splat(MINUS_INF)
@@ -107,7 +107,7 @@ def softmax_row(scores, begin, end, low, high, peak, total, decay, soft_cap):
 def attend_item(
     scratch, q, q_token, q_head, out, out_token, out_head, k_cache, v_cache, table_row, first_position, num_queries,
     group, head_dim, kind, item_bytes, num_blocks, block_size, block_bytes, head_offset, rows_capacity, q_factor,
-    window, soft_cap,
+    window, score_cap,
 ):  # fmt: skip
     """One work item. q and out point at its first token and query head. False if the table names no such block."""
     row_bytes = 4 * head_dim
@@ -167,7 +167,7 @@ def attend_item(
                 row = i * group + g
                 softmax_row(
                     scores + row * tile_bytes, lane_begin, lane_end, low, high,
-                    peaks + 4 * row, totals + 4 * row, decays + 4 * row, soft_cap,
+                    peaks + 4 * row, totals + 4 * row, decays + 4 * row, score_cap,
                 )  # fmt: skip
         multiply(
             num_rows, head_dim, scores + 4 * begin, tile_bytes, values + begin * row_bytes, row_bytes,
@@ -186,17 +186,20 @@ def attend_item(
 @kernel
 def attend(
     counter, scratch, q, q_token, q_head, out, out_token, out_head, k_cache, v_cache, num_blocks, num_kv_heads,
-    block_size, head_dim, kind, item_bytes, group, rows_capacity, query_starts, seq_lens, table, table_stride,
-    num_seqs, scale, window, soft_cap,
+    block_size, head_dim, kind, item_bytes, group, rows_capacity, num_tokens, query_starts,
+    seq_lens, table, table_stride, table_blocks, num_seqs, scale, window, soft_cap,
 ):  # fmt: skip
     """Attend for the work items that this thread claims from `counter` (address of an int64 0; without one, 0: all).
 
-    All arguments are int64 (addresses, counts, strides in bytes) but scale and soft_cap, float32 (0: none); window 0: none.
-    Returns -1, or a sequence whose block table names a block that the cache lacks.
+    All arguments are int64 (addresses, counts, strides in bytes) but scale and soft_cap, float64. A window or
+    a soft cap of 0 means none.
+    Returns -1, or a sequence whose block table names a block that the cache lacks, or whose tokens exceed the table or
+    the step; nothing outside of them is touched.
     """
-    q_factor = np.float32(scale * LOG2_E)
-    if soft_cap > ZERO:
-        q_factor = np.float32(np.float32(2.0) * q_factor / soft_cap)
+    q_factor = np.float32(scale * math.log2(math.e))
+    if soft_cap > 0.0:
+        q_factor = np.float32(2.0 * scale * math.log2(math.e) / soft_cap)
+    score_cap = np.float32(soft_cap * math.log2(math.e))
     queries_per_item = rows_capacity // group
     head_bytes = block_size * head_dim * item_bytes
     block_bytes = num_kv_heads * head_bytes
@@ -207,6 +210,9 @@ def attend(
         start = int(read_i32(query_starts + 4 * seq))
         stop = int(read_i32(query_starts + 4 * (seq + 1)))
         seq_len = int(read_i32(seq_lens + 4 * seq))
+        if start < 0 or stop > num_tokens or seq_len > table_blocks * block_size:
+            bad_seq = seq
+            continue
         for token in range(start, stop, queries_per_item):
             for head in range(num_kv_heads):
                 if item == claimed:
@@ -215,7 +221,7 @@ def attend(
                         out + token * out_token + head * group * out_head, out_token, out_head, k_cache, v_cache,
                         table + seq * table_stride, seq_len - (stop - token), min(queries_per_item, stop - token),
                         group, head_dim, kind, item_bytes, num_blocks, block_size, block_bytes, head * head_bytes,
-                        rows_capacity, q_factor, window, soft_cap,
+                        rows_capacity, q_factor, window, score_cap,
                     )  # fmt: skip
                     if not valid:
                         bad_seq = seq

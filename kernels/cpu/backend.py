@@ -1,8 +1,8 @@
 """The `cpu` backend: checks tensors, hands their addresses to the compiled kernels, shares work out among threads.
 
 One compiled kernel serves every shape, dtype and batch, so a step never waits for a compiler once warm_up has run.
-With one thread the kernel is simply called. With more, Python threads call it without the GIL, and claim work items from
-one counter; who computes an item does not change its result.
+With one thread the kernel is simply called. With more, Python threads call it without the GIL, and claim work items
+from one counter; who computes an item does not change its result.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.checks import check_attention, check_caches, check_write
+from kernels.checks import check_attention, check_metadata, check_write
 from kernels.cpu.attention import attend, rows_of, scratch_bytes
 from kernels.cpu.cache_ops import write_rows
-from kernels.cpu.vectors import BF16, F16, F32
+from kernels.cpu.vectors import BF16, F16, F32, LANES
 from kernels.metadata import AttentionMetadata
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
-MIN_KEYS_PER_THREAD = 2048  # below this many (query, key) pairs per KV head, waking a thread costs more than it gains
+MIN_PAIRS_FOR_THREADS = 4096  # below this many (query, key) pairs, waking a thread costs more than it gains
 
 
 class CpuBackend:
@@ -37,6 +36,9 @@ class CpuBackend:
         self._scratch_for = (0, 0)
         self._counter = torch.zeros(1, dtype=torch.int64)
         self._pool: ThreadPoolExecutor | None = None
+        self._last_metadata: AttentionMetadata | None = None
+        self._last_block_size = 0
+        self._last_arguments: tuple[int, ...] = ()
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         check_write(k, v, k_cache, v_cache, slot_mapping)
@@ -67,11 +69,12 @@ class CpuBackend:
         soft_cap: float | None = None,
         out: Tensor,
     ) -> None:
-        check_attention(q, k_cache, v_cache, metadata, window, soft_cap, out)
-        if q.dtype != k_cache.dtype or q.dtype not in KINDS or q.shape[2] % 16:
+        check_attention(q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out)
+        if q.dtype != k_cache.dtype or q.dtype not in KINDS or q.shape[2] % LANES or not q.is_cpu:
             raise ValueError(
                 f"the cpu backend needs q ({q.dtype}) and cache ({k_cache.dtype}) alike, one of "
-                f"{', '.join(map(str, KINDS))}, and a head_dim that is a multiple of 16, not {q.shape[2]}"
+                f"{', '.join(map(str, KINDS))}, on the CPU, not {q.device}, and a head_dim that is a multiple "
+                f"of {LANES}, not {q.shape[2]}"
             )
         self.counters["paged_attention"] += 1
         num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
@@ -83,17 +86,19 @@ class CpuBackend:
             out.data_ptr(), out.stride(0) * item, out.stride(1) * item,
             k_cache.data_ptr(), v_cache.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             KINDS[q.dtype], item, group, rows_of(group),
-            metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr(),
-            metadata.block_table.data_ptr(), metadata.block_table.stride(0) * 4, metadata.num_seqs,
-            np.float32(scale), window or 0, np.float32(soft_cap or 0.0),
+            *self._metadata_arguments(metadata, block_size), float(scale), window or 0,
+            float(soft_cap or 0.0),
         )  # fmt: skip
         threads = self._threads_for(metadata, window)
         if threads == 1:
-            bad_seqs = [attend(0, scratch[0].data_ptr(), *args)]
+            bad_seq = attend(0, scratch[0].data_ptr(), *args)
         else:
-            bad_seqs = self._attend_together(threads, args)
-        if max(bad_seqs) >= 0:
-            raise ValueError(f"sequence {max(bad_seqs)} names a block outside of the cache's {num_blocks}")
+            bad_seq = self._attend_together(threads, args)
+        if bad_seq >= 0:
+            raise ValueError(
+                f"sequence {bad_seq} names a block outside of the cache's {num_blocks}, "
+                "or has more tokens than its block table or the step"
+            )
 
     def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
         self.counters["copy_blocks"] += 1
@@ -114,7 +119,7 @@ class CpuBackend:
         """Compile (or load from the disk cache) both kernels, start the threads, touch the scratch memory."""
         counted = dict(self.counters)
         seq_len = block_size + 1
-        query_len = max(seq_len, MIN_KEYS_PER_THREAD // seq_len + 1)  # so much that the threads take part
+        query_len = max(seq_len, MIN_PAIRS_FOR_THREADS // seq_len + 1)  # so much that the threads take part
         num_blocks = -(-query_len // block_size)
         metadata = AttentionMetadata.build([query_len], [query_len], [list(range(1, num_blocks + 1))], block_size)
         k_cache = torch.zeros((num_blocks + 1, num_kv_heads, block_size, head_dim), dtype=dtype)
@@ -144,16 +149,29 @@ class CpuBackend:
     def _threads_for(self, metadata: AttentionMetadata, window: int | None) -> int:
         """All threads, or this one alone where the step is too small to be worth waking the others."""
         keys = min(metadata.max_seq_len, window or metadata.max_seq_len)
-        return self.num_threads if metadata.num_tokens * keys >= MIN_KEYS_PER_THREAD else 1
+        return self.num_threads if metadata.num_tokens * keys >= MIN_PAIRS_FOR_THREADS else 1
 
-    def _attend_together(self, threads: int, args: tuple) -> list[int]:
+    def _metadata_arguments(self, metadata: AttentionMetadata, block_size: int) -> tuple[int, ...]:
+        """Checked once a step: all layers of a cache group are given the same metadata object."""
+        if self._last_metadata is not metadata or self._last_block_size != block_size:
+            check_metadata(metadata, block_size)
+            table = metadata.block_table
+            self._last_metadata, self._last_block_size = metadata, block_size
+            self._last_arguments = (
+                metadata.num_tokens, metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr(),
+                table.data_ptr(), table.stride(0) * 4, table.shape[1], metadata.num_seqs,
+            )  # fmt: skip
+        return self._last_arguments
+
+    def _attend_together(self, threads: int, args: tuple) -> int:
+        """The greatest result of all threads."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="attention")
         self._counter.zero_()
         counter = self._counter.data_ptr()
         others = [self._pool.submit(attend, counter, scratch.data_ptr(), *args) for scratch in self._scratch[1:threads]]
         mine = attend(counter, self._scratch[0].data_ptr(), *args)
-        return [mine, *(other.result() for other in others)]
+        return max(mine, *(other.result() for other in others))
 
 
 def create(num_threads: int | None) -> CpuBackend:

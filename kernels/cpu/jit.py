@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import config
+from numba.core import config as numba_config
+
+config: Any = numba_config  # its settings are made at run time, so a type checker knows none
 
 
 def _source_digest() -> str:

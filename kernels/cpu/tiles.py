@@ -114,7 +114,7 @@ def prefetch_rows(begin, end, table_row, k_cache, v_cache, head_offset, num_bloc
 
 @part
 def gather_keys_transposed(rows, target, target_stride, first, last, head_dim, kind):
-    """K rows of tile slots first .. last - 1 (multiples of 16) → float32 [head_dim, tile] columns of the same number."""
+    """K rows of tile slots first .. last - 1 (multiples of 16) → columns of float32 [head_dim, tile]."""
     for n in range(first, last, LANES):
         table = rows + 8 * n
         column = target + 4 * n

@@ -2,8 +2,8 @@
 
 LLVM is given vector instructions outright instead of loops that it may or may not vectorise: so the speed does not
 hang on its mood, and every sum has one fixed order, which makes results the same bits whatever the batch. A vector
-becomes one AVX-512 register, two of AVX2 or four of NEON. Addresses are plain int64, in bytes: the caller keeps the memory
-alive and has checked the bounds.
+becomes one AVX-512 register, two of AVX2 or four of NEON. Addresses are plain int64, in bytes: the caller keeps the
+memory alive and has checked the bounds.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils, extending, types
 from numba.core.datamodel import models, register_default
-from numba.core.extending import intrinsic
 
 LANES = 16
 F32, BF16, F16 = 0, 1, 2  # element kinds in memory
+
+intrinsic: Any = extending.intrinsic  # what it makes is called without the typing context: say so to the type checker
 
 _float = ir.FloatType()
 _i32 = ir.IntType(32)
@@ -401,10 +402,11 @@ def transpose_bf16_pairs(typingctx, table, byte_offset, target, target_stride):
 
 @intrinsic
 def multiply_block(typingctx, rows, vectors, a, a_stride, b, b_stride, c, c_stride, depth, decay):
-    """c[r, :] = decay[r] * c[r, :] + sum over k < depth of a[r, k] * b[k, :], all float32; decay 0 (no address): c is not read.
+    """c[r, :] = decay[r] * c[r, :] + sum over k < depth of a[r, k] * b[k, :], all float32.
 
-    `rows` and `vectors` (of 16 columns) are constants, and rows * vectors accumulators stay in registers. Each element sums its
-    products in the order of k, so the result does not depend on how a matrix was cut into blocks. Strides in bytes.
+    With decay 0 (no address), c is not read. `rows` and `vectors` (of 16 columns) are constants, and rows * vectors
+    accumulators stay in registers. Each element sums its products in the order of k, so the result does not depend
+    on how a matrix was cut into blocks. Strides in bytes.
     """
     if not (isinstance(rows, types.IntegerLiteral) and isinstance(vectors, types.IntegerLiteral)):
         return None

@@ -133,7 +133,7 @@ def test_nan_stays_in_its_own_sequence(backend: AttentionBackend) -> None:
 
 
 def test_block_ids_are_widened_before_they_are_multiplied(backend: AttentionBackend) -> None:
-    """Blocks past 2^31 elements hold and give the same as blocks at the front. The pool is virtual but for two pages."""
+    """Blocks past 2^31 elements give the same as blocks at the front. The pool is virtual but for a few pages."""
     num_blocks, block_size, head_dim = 2**21 + 8, 16, 64
     pool = torch.empty((num_blocks, 1, block_size, head_dim), dtype=torch.bfloat16)
     assert (num_blocks - 8) * block_size * head_dim == 2**31

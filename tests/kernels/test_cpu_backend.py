@@ -31,6 +31,15 @@ def test_a_block_id_out_of_the_cache_is_refused(cpu: CpuBackend, block: int) -> 
         world.attend(cpu, make_queries(world, 2), metadata)
 
 
+def test_lengths_beyond_the_table_or_the_step_are_refused(cpu: CpuBackend) -> None:
+    world = make_world([5, 20], heads=(2, 1), head_dim=32, block_size=8, dtype=torch.float32)
+    for change in ("seq_lens", "query_start_loc"):
+        metadata = world.metadata([1, 1])
+        getattr(metadata, change)[-1] = 10**6
+        with pytest.raises(ValueError, match=r"sequence 1 .*more tokens"):
+            world.attend(cpu, make_queries(world, 2), metadata)
+
+
 @pytest.mark.parametrize("slot", [16, -2])
 def test_a_slot_out_of_the_cache_is_refused(cpu: CpuBackend, slot: int) -> None:
     cache = torch.zeros((2, 1, 8, 16))

@@ -49,7 +49,7 @@ def test_a_backend_asked_for_is_taken_even_if_another_comes_first() -> None:
 def test_a_backend_asked_for_that_cannot_is_refused_with_the_reason() -> None:
     with pytest.raises(NoBackend, match=r"attention backend cpu cannot run .*head_dim 24.*multiple of 16"):
         select_backend("cpu", **{**CPU, "head_dim": 24})
-    with pytest.raises(NoBackend, match="triton cannot run .*runs on cuda, not on cpu"):
+    with pytest.raises(NoBackend, match=r"triton cannot run .*runs on cuda, not on cpu"):
         select_backend("triton", **CPU)
     with pytest.raises(NoBackend, match="no attention backend 'flash'; there are triton, cpu, torch, or auto"):
         select_backend("flash", **CPU)

@@ -1,4 +1,4 @@
-"""The sliding window to the key: a query at p sees max(0, p - W + 1) .. p, in prefill, decode and when the front is freed."""
+"""The sliding window, to the key: in prefill, in decode, and when the blocks in front of it have been freed."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def test_the_first_block_in_sight() -> None:
 
     assert visible_keys(8, 4) == range(5, 9)
     assert visible_keys(8, 4).start // 4 == 1
-    assert visible_keys(2, 4) == range(0, 3)
-    assert visible_keys(3, None) == range(0, 4)
+    assert visible_keys(2, 4) == range(3)
+    assert visible_keys(3, None) == range(4)
