@@ -170,7 +170,7 @@ class AsyncClient:
         return request
 
     async def _ask(self, question: m.Describe | m.GetStatus, kind: type[_Answer]) -> _Answer:
-        future: asyncio.Future[_Answer] = self._loop.create_future()
+        future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(kind, []).append(future)
         self._send(question)
         try:
