@@ -136,13 +136,8 @@ class ModelRunner:
         rows, batch = step.rows[step.sampling], self.batch
         last = torch.from_numpy(step.query_start_loc[step.sampling + 1] - 1).to(self.device)
         logits = self.model.compute_logits(hidden.index_select(0, last))
-        params = SamplingBatch.from_numpy(
-            batch.temperature[rows],
-            batch.top_k[rows],
-            batch.top_p[rows],
-            batch.min_p[rows],
-            batch.seed[rows],
-            self.device,
+        params = SamplingBatch(
+            batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows], batch.seed[rows]
         )
         positions = torch.from_numpy(batch.num_tokens[rows]).to(self.device)
         tokens = sample(logits, params, positions).to(device="cpu", dtype=torch.int32).numpy()
@@ -179,7 +174,12 @@ class ModelRunner:
             self.backend,
         )
         logits = self.model.compute_logits(hidden[-1:])
-        one = np.ones(1)
         for temperature in (0.0, 1.0):
-            params = sampling_batch(temperature * one, 5 * one, 0.9 * one, 0.1 * one, one, self.device)
+            params = SamplingBatch(
+                temperature=np.array([temperature], dtype=np.float32),
+                top_k=np.array([5]),
+                top_p=np.array([0.9], dtype=np.float32),
+                min_p=np.array([0.1], dtype=np.float32),
+                seed=np.array([1], dtype=np.uint64),
+            )
             sample(logits, params, torch.ones(1, dtype=torch.int64, device=self.device))
