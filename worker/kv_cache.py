@@ -46,9 +46,9 @@ class KVCache:
         self.memory_id = secrets.token_hex(8)
         shape = (num_blocks, groups[0].num_kv_heads, block_size, groups[0].head_dim)
         depth = max(len(group.layer_ids) for group in groups)
-        # zeros, not empty: the kernel hands out zeroed pages lazily, and nothing is read before it is written anyway
+        # empty, not zeros: nothing is read before it is written, and pages that no block uses are never touched
         shared = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
             for _ in range(depth)
         ]
         layers: dict[int, tuple[Tensor, Tensor]] = {}
