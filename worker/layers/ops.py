@@ -29,7 +29,7 @@ class Ops(Protocol):
         ...
 
     def norm_heads(self, rows: Tensor, first: int, count: int, weight: Tensor, eps: float) -> None:
-        """RMSNorm over each of heads first .. first + count - 1 of rows dtype [T, n * D], in place; weight: float32 [D]."""
+        """RMSNorm, in place, of heads first .. first + count - 1 of rows dtype [T, n * D]; weight: float32 [D]."""
         ...
 
     def rotate(self, rows: Tensor, count: int, positions: Tensor, table: Tensor) -> None:

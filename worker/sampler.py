@@ -1,0 +1,198 @@
+"""From logits to the next token of each row: one batch operation. Knows no request; keeps no state.
+
+Temperature, then top-k and min-p, then top-p over what those left: the order of vLLM. Each filter is a lowest value
+that a token must reach, so tokens tied with the last one kept are kept too, and no filter needs a sorted row. The
+token drawn is the first, in order of token ids, at which the cumulative probability exceeds uniform(seed, position).
+
+Rows are swept whole in few vectorised passes, and then the few blocks that matter are looked into. On one core, 16 rows
+of 49,152 logits: greedy 0.2 ms (`max` takes 0.8), the 50 greatest values 0.4 ms (`topk` takes 2.0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.uniform import uniform
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this mean: the most probable token."""
+
+FAILED = -1
+"""The token of a row without a finite greatest logit (NaN or +inf somewhere, or nothing but -inf)."""
+
+_TOP_P_VALUES = 128
+"""So many of the greatest weights are nearly always enough for top-p; if not, the row is sorted."""
+
+_LOWEST_SCORE = -60.0
+"""Weights under e^-60 of the greatest are 0: the draw, of 53 bits, cannot tell, and subnormals are 60 times slower."""
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """How each of R rows samples: numpy arrays [R]."""
+
+    temperature: np.ndarray  # float32
+    top_k: np.ndarray  # int32; <= 0 or >= vocabulary: off
+    top_p: np.ndarray  # float32; >= 1: off; <= 0: the most probable token
+    min_p: np.ndarray  # float32, relative to the most probable token; <= 0: off
+    seed: np.ndarray  # uint64
+    sampled_rows: np.ndarray = field(init=False)
+    """int64, ascending: the rows that draw. The others are greedy, also by a filter that leaves one token."""
+
+    def __post_init__(self) -> None:
+        greedy = self.temperature < GREEDY_BELOW
+        greedy |= (self.top_k == 1) | (self.top_p <= 0) | (self.min_p >= 1)
+        object.__setattr__(self, "sampled_rows", np.nonzero(~greedy)[0])
+
+    @property
+    def all_greedy(self) -> bool:
+        return len(self.sampled_rows) == 0
+
+    @classmethod
+    def greedy(cls, num_rows: int) -> SamplingBatch:
+        """A batch that takes the most probable token everywhere."""
+        return cls(
+            temperature=np.zeros(num_rows, np.float32),
+            top_k=np.zeros(num_rows, np.int32),
+            top_p=np.ones(num_rows, np.float32),
+            min_p=np.zeros(num_rows, np.float32),
+            seed=np.zeros(num_rows, np.uint64),
+        )
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, params: SamplingBatch, positions: Tensor) -> Tensor:
+    """logits float32 [R, V], positions int64 [R] of the tokens to be drawn → int64 [R], FAILED where a row is broken.
+
+    The logits are left as they are; `positions` are where the new tokens will stand in their sequences.
+    """
+    if len(params.temperature) != logits.shape[0] or positions.shape[0] != logits.shape[0]:
+        raise ValueError(f"{logits.shape[0]} rows of logits, {len(params.temperature)} of parameters")
+    peaks, tokens = greatest(logits)
+    if not params.all_greedy:
+        rows = _column(params.sampled_rows, logits.device)
+        tokens[rows] = _draw(_rows(logits, rows), peaks[rows], params, positions[rows])
+    return torch.where(torch.isfinite(peaks), tokens, FAILED)
+
+
+def greatest(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and first index of each row's greatest element [R], like `max(dim=1)`; NaN counts as the greatest."""
+    blocks = _blocks(rows, float("-inf"))
+    block = blocks.amax(dim=2).argmax(dim=1)
+    values, offsets = _block(blocks, block).max(dim=1)
+    return values, block * blocks.shape[2] + offsets
+
+
+def greatest_values(rows: Tensor, count: int) -> Tensor:
+    """The `count` greatest values of each row, descending [R, count].
+
+    They all lie in the `count` blocks with the greatest maxima, since each of those has a value that reaches the least
+    of these maxima.
+    """
+    blocks = _blocks(rows, float("-inf"), sizes=(64, 32, 16) if count <= 64 else (16,))
+    if blocks.shape[1] <= count:
+        return rows.topk(count, dim=1).values
+    best = blocks.amax(dim=2).topk(count, dim=1, sorted=False).indices  # [R, count]
+    candidates = blocks.gather(1, best[:, :, None].expand(-1, -1, blocks.shape[2])).flatten(1)
+    return candidates.topk(count, dim=1).values
+
+
+def _draw(logits: Tensor, peaks: Tensor, params: SamplingBatch, positions: Tensor) -> Tensor:
+    """One token for each of the sampled rows: logits [S, V], peaks float32 [S], positions [S] → int64 [S]."""
+    chosen, device = params.sampled_rows, logits.device
+    temperature = _column(params.temperature[chosen], device)
+    scores = (logits - peaks[:, None]).div_(temperature[:, None])  # 0 is the most probable token
+    lowest = _lowest_scores(scores, params.top_k[chosen], params.min_p[chosen])
+    keep = torch.ge(scores, lowest[:, None], out=torch.empty_like(scores))  # 1.0 or 0.0
+    weights = scores.clamp_(min=_LOWEST_SCORE).exp_().mul_(keep)
+    _apply_top_p(weights, params.top_p[chosen])
+    seeds = _column(params.seed[chosen].view(np.int64), device)
+    return _invert(weights, uniform(seeds, positions))
+
+
+def _lowest_scores(scores: Tensor, top_k: np.ndarray, min_p: np.ndarray) -> Tensor:
+    """The score that a token of each row must reach, float32 [S], by top-k and min-p."""
+    with np.errstate(divide="ignore"):
+        lowest = np.maximum(np.log(np.maximum(min_p, 0), dtype=np.float32), np.float32(_LOWEST_SCORE))
+    result = _column(lowest, scores.device)
+    limited = np.nonzero((top_k > 0) & (top_k < scores.shape[1]))[0]
+    if len(limited):
+        rows, k = _column(limited, scores.device), _column(top_k[limited].astype(np.int64), scores.device)
+        values = greatest_values(_rows(scores, rows), int(top_k[limited].max()))
+        result[rows] = torch.maximum(result[rows], values.gather(1, (k - 1)[:, None])[:, 0])
+    return result
+
+
+def _apply_top_p(weights: Tensor, top_p: np.ndarray) -> None:
+    """In each row keep the fewest greatest weights [S, V] that hold the share top_p of the sum; make the others 0."""
+    limited = np.nonzero(top_p < 1)[0]
+    if not len(limited):
+        return
+    rows = _column(limited, weights.device)
+    part = _rows(weights, rows)
+    total = _blocks(part, 0.0).sum(dim=2).double().sum(dim=1)
+    wanted = total * _column(top_p[limited].astype(np.float64), weights.device)
+    count = min(_TOP_P_VALUES, weights.shape[1])
+    lowest, enough = _last_needed(greatest_values(part, count), wanted)
+    if count < weights.shape[1] and not bool(enough.all()):
+        rest = torch.nonzero(~enough)[:, 0]
+        lowest[rest], _ = _last_needed(part[rest].sort(dim=1, descending=True).values, wanted[rest])
+    keep = torch.ge(part, lowest[:, None], out=torch.empty_like(part))
+    if part is weights:
+        weights.mul_(keep)
+    else:
+        weights[rows] = part.mul_(keep)
+
+
+def _last_needed(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Of descending values [S, n], the one that brings the sum up to `wanted` [S] (else the last), and if one does."""
+    index = (values.double().cumsum(dim=1) < wanted[:, None]).sum(dim=1)
+    enough = index < values.shape[1]
+    return values.gather(1, index.clamp(max=values.shape[1] - 1)[:, None])[:, 0], enough
+
+
+def _column(values: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+
+
+def _rows(matrix: Tensor, rows: Tensor) -> Tensor:
+    """The rows (ascending indices) of a matrix: itself if they are all."""
+    return matrix if len(rows) == len(matrix) else matrix[rows]
+
+
+def _invert(weights: Tensor, u: Tensor) -> Tensor:
+    """The first token at which the cumulative weight exceeds u * total: weights float32 [S, V], u float64 [S]."""
+    blocks = _blocks(weights, 0.0)
+    sums = blocks.sum(dim=2)  # [S, num_blocks]
+    reached = sums.double().cumsum(dim=1)
+    target = u * reached[:, -1]
+    block = _first_above(reached, sums, target)
+    inside = _block(blocks, block)  # [S, block size]
+    before = reached.gather(1, block[:, None])[:, 0] - sums.gather(1, block[:, None])[:, 0]
+    offset = _first_above(inside.double().cumsum(dim=1), inside, target - before)
+    return block * blocks.shape[2] + offset
+
+
+def _first_above(reached: Tensor, weights: Tensor, target: Tensor) -> Tensor:
+    """First index [S] where reached > target, but never one past the last positive weight, whatever rounding does."""
+    last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)
+    return torch.minimum((reached <= target[:, None]).sum(dim=1), last)
+
+
+def _blocks(rows: Tensor, fill: float, sizes: tuple[int, ...] = (256, 128, 64)) -> Tensor:
+    """rows [R, V] as [R, num_blocks, size]: a view if a size divides V, else a copy that ends in `fill`."""
+    vocab = rows.shape[1]
+    for size in sizes:
+        if vocab % size == 0:
+            return rows.view(rows.shape[0], -1, size)
+    return functional.pad(rows, (0, -vocab % sizes[-1]), value=fill).view(rows.shape[0], -1, sizes[-1])
+
+
+def _block(blocks: Tensor, index: Tensor) -> Tensor:
+    """blocks [R, num_blocks, size], index int64 [R] → the block of each row, [R, size]."""
+    return blocks.gather(1, index[:, None, None].expand(-1, 1, blocks.shape[2]))[:, 0]
