@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
 from protocol.lifeline import SUPERVISOR_ENV
+from supervisor.loading_bars import fraction_of
 
 _TAIL_LINES = 20
 
@@ -24,8 +26,17 @@ class Child:
     our stderr line by line.
     """
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], incarnation: str = ""):
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        incarnation: str = "",
+        on_progress: Callable[[str, float], None] | None = None,
+    ):
+        """on_progress(name, fraction) is called, from a thread, for lines that report progress."""
         self.name = name
+        self._on_progress = on_progress
         self.incarnation = incarnation
         self.started_at = time.monotonic()
         self._process = subprocess.Popen(
@@ -48,6 +59,10 @@ class Child:
         with suppress(ValueError, OSError):  # our own stderr was closed, or the pipe at exit
             for line in lines:
                 text = line.decode(errors="replace")
+                if (fraction := fraction_of(text)) is not None:
+                    if self._on_progress:
+                        self._on_progress(self.name, fraction)
+                    continue
                 if text.strip():
                     self._tail.append(text.strip())
                 sys.stderr.write(text)

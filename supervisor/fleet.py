@@ -22,6 +22,7 @@ from protocol.runtime import RuntimeFolderError, read_endpoints
 from supervisor.backoff import Backoff
 from supervisor.child import Child
 from supervisor.control import ControlLine
+from supervisor.loading_bars import LoadingBars
 from supervisor.prepare import StartFailed
 from supervisor.processes import Commands
 from supervisor.report import print_table, write_ready_file
@@ -50,6 +51,7 @@ class Fleet:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._poller.register(stop.fd, zmq.POLLIN)
+        self._bars = LoadingBars()
         self._scheduler: Child | None = None
         self._scheduler_backoff = Backoff()
         self._scheduler_restart_at: float | None = None
@@ -142,7 +144,7 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------- workers
 
     def _start_worker(self, slot: WorkerSlot) -> None:
-        child = slot.start(self._commands)
+        child = slot.start(self._commands, self._bars.update)
         self._poller.register(child.pidfd, zmq.POLLIN)
         log.info("%s started, pid %d", slot.worker_id, child.pid)
 
@@ -232,6 +234,7 @@ class Fleet:
                 problems = {name: problem or limit for name, problem in problems.items()}
             raise StartFailed("no worker can start: " + "; ".join(f"{name}: {why}" for name, why in problems.items()))
         self._started = True
+        self._bars.close()
         assert self._control and self._scheduler
         rows = [(slot.worker_id, slot.status, slot.problem or "still starting") for slot in self._slots]
         seconds = time.monotonic() - self._began
@@ -250,6 +253,7 @@ class Fleet:
 
     def _end_all(self) -> None:
         """Ask, then insist: everything has ended within five seconds. A second stop signal skips the asking."""
+        self._bars.close()
         if self._ready_file:
             self._ready_file.unlink(missing_ok=True)
         began = time.monotonic()

@@ -28,15 +28,20 @@ def print_table(
     for heading in ("process", "pid", "device", "attention backend", "KV blocks", "KV tokens"):
         table.add_column(heading, justify="right" if heading.startswith("KV") or heading == "pid" else "left")
     table.add_row("scheduler", str(scheduler_pid), "", "", "", "")
+    reasons: dict[str, list[str]] = {}
     for worker_id, status, problem in workers:
         if status is None:
-            table.add_row(worker_id, "", "", f"not running: {problem}", "", "", style="red")
+            table.add_row(worker_id, "", "", "not running", "", "", style="red")
+            reasons.setdefault(f"not running: {problem}", []).append(worker_id)
             continue
         usable = status.num_blocks - 1  # one is the null block
-        backend = f"{status.attention_backend}: {status.backend_reason}"
         device = f"{status.device}, {status.dtype}"
-        table.add_row(worker_id, str(status.pid), device, backend, f"{usable:,}", f"{usable * status.block_size:,}")
+        blocks, tokens = f"{usable:,}", f"{usable * status.block_size:,}"
+        table.add_row(worker_id, str(status.pid), device, status.attention_backend, blocks, tokens)
+        reasons.setdefault(status.backend_reason, []).append(worker_id)
     console.print(table)
+    for reason, names in reasons.items():
+        console.print(f"{', '.join(names)}: {reason}", style="dim", highlight=False, soft_wrap=True, markup=False)
     console.print('Ask:    python -m client "What is the capital of France?"', highlight=False)
     console.print("Chat:   python -m client chat", highlight=False)
     console.print("Watch:  python -m client status", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.messages import WorkerStatus
@@ -39,11 +40,11 @@ class WorkerSlot:
         """Nobody waits for it any more (it is still restarted, ever more slowly)."""
         return self.backoff.failed_starts >= MAX_FAILED_STARTS
 
-    def start(self, commands: Commands) -> Child:
+    def start(self, commands: Commands, on_progress: Callable[[str, float], None]) -> Child:
         """Start a process under a fresh incarnation."""
         incarnation = secrets.token_hex(8)
         command, environment = commands.worker(self.worker_id, self.replica, incarnation)
-        self.child = Child(self.worker_id, command, environment, incarnation)
+        self.child = Child(self.worker_id, command, environment, incarnation, on_progress)
         self.restart_at = None
         self.overdue = False
         self.refusal = ""

@@ -108,9 +108,8 @@ def render(name: str, now: Status, before: Status | None, seconds: float, note: 
 
 
 def _used(replica: ReplicaStatus) -> str:
-    usable = max(0, replica.total_blocks - 1)  # one is the null block
-    used = usable - replica.free_blocks
-    return f"{used:,} / {usable:,} ({used / usable:.0%})" if usable else "–"
+    used = replica.total_blocks - replica.free_blocks
+    return f"{used:,} / {replica.total_blocks:,} ({used / replica.total_blocks:.0%})" if replica.total_blocks else "–"
 
 
 def _rate(now: ReplicaStatus, before: ReplicaStatus | None, seconds: float) -> str:

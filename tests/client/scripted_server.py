@@ -21,7 +21,7 @@ STATUS = m.Status(
     waiting=1,
     requests=3,
     workers=(m.WorkerStatus("worker-0", "ready", 0, 1, 4242, "cpu", "float32", "cpu", "fastest here", 101, 16),),
-    replicas=(m.ReplicaStatus(0, "ready", 1, 2, 60, 101, 30, 1000, 250, 12, 77, 4, 1, 0),),
+    replicas=(m.ReplicaStatus(0, "ready", 1, 2, 60, 100, 30, 1000, 250, 12, 77, 4, 1, 0),),
     dropped_frames=0,
 )
 

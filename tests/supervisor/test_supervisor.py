@@ -16,7 +16,13 @@ def test_ready_file_and_table_name_every_process(tmp_path: Path) -> None:
         pids = deployment.wait_ready()
         assert set(pids) == {"scheduler", "worker-0", "worker-1"}
         assert {process.pid for process in deployment.family} == set(pids.values())
-        for part in (*map(str, pids.values()), "cpu, float32", "cpu: scripted", "1,600", "python -m client"):
+        for part in (
+            *map(str, pids.values()),
+            "cpu, float32",
+            "worker-0, worker-1: scripted",
+            "1,600",
+            "python -m client",
+        ):
             assert part in deployment.text
 
 
@@ -68,14 +74,14 @@ def test_killed_worker_is_reported_at_once_and_restarted(tmp_path: Path) -> None
         assert re.fullmatch(r"worker-1 [0-9a-f]{16} killed by SIGKILL", told)
 
 
-def test_worker_killed_twenty_times_gets_a_new_incarnation_each_time(tmp_path: Path) -> None:
+def test_worker_killed_again_and_again_gets_a_new_incarnation_each_time(tmp_path: Path) -> None:
     with Deployment(tmp_path, workers=1) as deployment:
         deployment.wait_ready()
-        for kill in range(1, 21):
+        for kill in range(1, 9):
             os.kill(deployment.pids["worker-0"], signal.SIGKILL)
             deployment.wait_until(lambda kill=kill: deployment.text.count("worker-0 is back in service") == kill)
         told = [line.split()[1] for line in deployment.exits]
-        assert len(told) == len(set(told)) == 20
+        assert len(told) == len(set(told)) == 8
 
 
 def test_descendants_of_a_dead_worker_die_with_it(tmp_path: Path) -> None:
