@@ -1,8 +1,8 @@
 """Tiny random models as Hugging Face folders, for tests of anything that serves a model. Deterministic.
 
-`tiny_model(kind)` writes each kind once per process: config, weights (values that bfloat16 holds exactly), a byte-level
-tokenizer (token id = byte for 0..255, then the special tokens) and a chat template. `transformers` opens them too, so it
-can be the oracle.
+`tiny_model(kind)` writes each kind once per process: config, weights (values that bfloat16 holds exactly), a
+byte-level tokenizer (token id = byte for 0..255, then the special tokens) and a chat template. `transformers` opens
+them too, so it can be the oracle.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _files(folder: Path) -> list[Path]:
         return sorted(folder.glob("*.safetensors"))
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightError(f"{index} is no readable index of safetensors files: {error!r}") from None
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:

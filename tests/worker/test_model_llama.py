@@ -1,4 +1,4 @@
-"""The model against transformers on the same folder, both in float32: same logits, same tokens, however it is batched."""
+"""The model against transformers on the same folder, in float32: same logits and tokens, however it is batched."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 
 import pytest
 import torch
-from kernels.metadata import AttentionMetadata
-from kernels.selector import select_backend
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from kernels.metadata import AttentionMetadata
+from kernels.selector import select_backend
 from protocol.model_config import ModelConfig
 from tests.tiny_model import KINDS, VOCAB_SIZE, tiny_model
 from worker.models import build_model
@@ -92,9 +92,7 @@ def test_logits_do_not_depend_on_chunks_and_neighbours(kind: str) -> None:
     parts: dict[int, list[Tensor]] = {i: [] for i in sequences}
     chunks = [(1, 5, 16), (16, 1, 1), (15, 17, 0), (33, 1, 0), (1, 9, 0), (4, 0, 0)]
     for sizes in chunks:
-        pieces = {
-            i: sequences[i][world.lengths[i] : world.lengths[i] + size] for i, size in enumerate(sizes) if size
-        }
+        pieces = {i: sequences[i][world.lengths[i] : world.lengths[i] + size] for i, size in enumerate(sizes) if size}
         for i, logits in world.step(pieces).items():
             parts[i].append(logits)
     for i, tokens in sequences.items():
