@@ -8,7 +8,6 @@ says nothing at all for `timeout_s` after that is unavailable.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from client.stream import Request, Stream
 from client.tokenizer import Tokenizer
 from protocol import arrays, codec
 from protocol import messages as m
-from protocol.runtime import RuntimeFolderError, read_endpoints
+from protocol.runtime import RuntimeFolderError, alive, read_endpoints
 from protocol.sockets import connect_dealer, fresh_identity
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -321,21 +320,11 @@ def find_endpoint() -> str:
         endpoints = read_endpoints()
     except RuntimeFolderError as error:
         raise ServerUnavailable(str(error)) from None
-    if endpoints.pid and not _alive(endpoints.pid):
+    if endpoints.pid and not alive(endpoints.pid):
         raise ServerUnavailable(
             f"the server that listened at {endpoints.client} is gone; start one with: python launch.py --workers 2"
         )
     return endpoints.client
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _submit_frame(

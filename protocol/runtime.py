@@ -55,18 +55,44 @@ def create() -> Path:
             raise RuntimeFolderError(f"no runtime folder with socket paths of at most {MAX_SOCKET_PATH} bytes")
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / "owner").write_text(str(os.getpid()))
-    link = base / f".current-{secrets.token_hex(4)}"
-    link.symlink_to(folder)
-    link.replace(base / "current")
+    _make_current(folder)
     return folder
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder, and `current` if it still points there."""
-    link = root() / "current"
-    if link.is_symlink() and link.readlink() == folder:
-        link.unlink(missing_ok=True)
+    """Remove the folder. If it was `current`, the newest of the deployments that still run takes its place."""
     shutil.rmtree(folder, ignore_errors=True)
+    link = root() / "current"
+    if not link.is_symlink() or link.readlink() != folder:
+        return
+    others = [path.parent for path in root().glob("[!.]*/endpoints.json") if path.parent != link]
+    running = [other for other in others if _owned(other)]
+    if running:
+        _make_current(max(running, key=lambda other: other.stat().st_mtime))
+    else:
+        link.unlink(missing_ok=True)
+
+
+def _make_current(folder: Path) -> None:
+    base = root()
+    link = base / f".current-{secrets.token_hex(4)}"
+    link.symlink_to(folder)
+    link.replace(base / "current")
+
+
+def alive(pid: int) -> bool:
+    """Whether this process runs (a zombie does not)."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # another user's
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return True  # no /proc, or it ended just now
+    return state not in ("Z", "X")
 
 
 def publish(folder: Path, endpoints: Endpoints) -> None:
@@ -79,6 +105,10 @@ def publish(folder: Path, endpoints: Endpoints) -> None:
 def read_endpoints(folder: Path | None = None) -> Endpoints:
     """Endpoints of a deployment; None: the current one. Raises RuntimeFolderError when none is running there."""
     path = (folder or root() / "current") / "endpoints.json"
+    if path.exists() and not _owned(path.parent):
+        raise RuntimeFolderError(
+            f"the server of {path.parent.resolve()} was killed; start one with: python launch.py --workers 2"
+        )
     try:
         return msgspec.json.decode(path.read_bytes(), type=Endpoints)
     except FileNotFoundError:
@@ -92,12 +122,9 @@ def read_endpoints(folder: Path | None = None) -> Endpoints:
 def _owned(folder: Path) -> bool:
     """Whether the process that created this folder may still live."""
     try:
-        os.kill(int((folder / "owner").read_text()), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
+        return alive(int((folder / "owner").read_text()))
     except (OSError, ValueError):
         return True  # just being created, or not ours to judge
-    return True
 
 
 def _private(path: Path) -> Path:

@@ -82,10 +82,10 @@ class Child:
         self._reader.join(timeout=1.0)
         return describe_exit(code)
 
-    @property
-    def last_line(self) -> str:
-        """The last line it wrote, "" if it wrote none."""
-        return self._tail[-1] if self._tail else ""
+    def last_words(self, how: str, was_ready: bool) -> str:
+        """How it ended (as `reap` says), with its last line where that may tell why: not after a kill in service."""
+        telling = not was_ready or how.startswith("exit code")
+        return f"{how}: {self._tail[-1]}" if self._tail and telling else how
 
 
 def describe_exit(code: int) -> str:

@@ -103,9 +103,8 @@ class Fleet:
 
     def _scheduler_died(self, scheduler: Child) -> None:
         self._poller.unregister(scheduler.pidfd)
-        how = scheduler.reap()
         ready_for = time.monotonic() - scheduler.started_at if self._control else None
-        problem = f"scheduler ended: {how}" + (f": {scheduler.last_line}" if scheduler.last_line else "")
+        problem = f"scheduler ended: {scheduler.last_words(scheduler.reap(), was_ready=ready_for is not None)}"
         self._scheduler = None
         if not self._started:
             raise StartFailed(problem)
@@ -175,8 +174,7 @@ class Fleet:
         how = child.reap()
         if slot.overdue:
             how = f"not ready within {self._config.start_timeout_s:g} s"
-        at_fault = slot.status is None or how.startswith("exit code")
-        slot.ended(how, child.last_line if at_fault else "")
+        slot.ended(how)
 
     def _see_deaths(self, ready: dict[object, int]) -> None:
         for slot in self._slots:

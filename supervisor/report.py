@@ -25,7 +25,7 @@ def print_table(
     """workers: (id, what the scheduler knows of it or None, what is wrong with it if it is not ready)."""
     console = console or Console()
     table = Table(title=f"{config.model_name}, ready after {seconds:.1f} s", title_justify="left")
-    for heading in ("process", "pid", "device", "attention backend", "KV blocks", "KV tokens"):
+    for heading in ("process", "pid", "device", "backend", "KV blocks", "KV tokens"):
         table.add_column(heading, justify="right" if heading.startswith("KV") or heading == "pid" else "left")
     table.add_row("scheduler", str(scheduler_pid), "", "", "", "")
     reasons: dict[str, list[str]] = {}

@@ -56,10 +56,14 @@ class WorkerSlot:
             self.ready_at = time.monotonic()
         self.status = status
 
-    def ended(self, how: str, last_line: str) -> None:
-        """The process is gone: `how` and its last words become the problem, and the restart is planned."""
+    def ended(self, how: str) -> None:
+        """The process is gone: how it ended becomes the problem, and the restart is planned."""
         now = time.monotonic()
-        self.problem = f"{how}: {self.refusal or last_line}" if self.refusal or last_line else how
+        assert self.child is not None
+        if self.refusal:
+            self.problem = f"{how}: {self.refusal}"
+        else:
+            self.problem = self.child.last_words(how, was_ready=self.status is not None)
         ready_for = None if self.ready_at is None else now - self.ready_at
         self.child = self.status = self.ready_at = None
         self.restart_at = now + self.backoff.after_death(ready_for)
