@@ -61,10 +61,13 @@ class KVCacheManager:
         """Table length for `num_tokens`: ⌈n/B⌉."""
         return -(-num_tokens // self.block_size)
 
-    def fits_empty_pool(self, num_tokens: int) -> bool:
-        """Whether `num_tokens` can be held at once by a request that has the whole pool."""
+    def fits_empty_pool(self, num_tokens: int, num_blocks: int | None = None) -> bool:
+        """Whether `num_tokens` can be held at once by a request that has the whole pool.
+
+        `num_blocks`: of another pool than this manager's, the null block included.
+        """
         need = sum(most_live_blocks(num_tokens, window, self.block_size) for window in self.windows)
-        return need <= self.pool.num_usable
+        return need <= (self.pool.num_usable if num_blocks is None else num_blocks - 1)
 
     # ------------------------------------------------------------------------------------------------- prefix hits
 
@@ -136,6 +139,16 @@ class KVCacheManager:
         chunk = self.blocks_for(num_tokens) - hit.num_blocks
         whole = self.blocks_for(len(request.tokens)) - hit.num_blocks
         return sum(chunk if window else whole for window in self.windows) + blocks_to_revive(hit)
+
+    def most_tokens_to_admit(self, request: Request, hit: PrefixHit) -> int:
+        """Tokens behind the hit that `blocks_until_known` grants the whole free pool: the longest chunk; 0: none."""
+        windows = sum(window != 0 for window in self.windows)
+        whole = self.blocks_for(len(request.tokens)) - hit.num_blocks
+        left = self.pool.num_free - blocks_to_revive(hit) - whole * (self.num_groups - windows)
+        if left < 0:
+            return 0
+        blocks = min(whole, left // windows) if windows else whole
+        return min(len(request.tokens), (hit.num_blocks + blocks) * self.block_size) - hit.num_blocks * self.block_size
 
     def allocate_slots(
         self, request: Request, num_tokens: int, hit: PrefixHit | None = None

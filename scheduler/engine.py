@@ -363,7 +363,7 @@ class Engine:
 
     def _check_capacity(self, num_tokens: int) -> None:
         if not self.router.fits_somewhere(num_tokens):
-            largest = max(replica.manager.pool.num_usable for replica in self.replicas)
+            largest = max((replica.pool_size or 1) - 1 for replica in self.replicas)
             raise InvalidRequest(
                 "too_long",
                 f"the prompt of {num_tokens} tokens needs more KV cache than the whole pool has "
@@ -374,7 +374,7 @@ class Engine:
     def _reject_what_never_fits(self) -> None:
         """Requests accepted while no worker lived may turn out too long for the pool that came."""
         for request in self.queue:
-            if not self.router.fits_somewhere(len(request.tokens)):
+            if not self.router.may_ever_fit(len(request.tokens)):
                 self._take_out(request)
                 self._finish(request, "kv_capacity")
 

@@ -69,7 +69,7 @@ class Planner:
         active = np.nonzero(rows.active)[0]
         _drop_fronts(replica, active)
         counts, held = self._count_tokens(rows, active)
-        active, counts, preempted = _make_room(replica, queue, active, counts, ended)
+        active, counts, preempted = _make_room(replica, queue, router, active, counts, ended)
         growth = _grow(replica, active, counts)
         ran = np.zeros(rows.num_rows, dtype=np.int64)
         ran[active] = counts
@@ -118,17 +118,18 @@ class Planner:
             if not may_admit(request):
                 blocked.append(request)
                 continue
-            hit = replica.manager.get_computed_blocks(request)
-            if not router.has_room(replica, request, hit, left):
-                if router.fits_somewhere(len(request.tokens)):
-                    blocked.append(request)
-                else:
+            if not replica.could_hold(len(request.tokens)):
+                if not router.may_ever_fit(len(request.tokens)):
                     queue.remove(request)
                     ended.append((request, "kv_capacity"))
+                continue  # another replica's, perhaps one that is down: nobody here has to wait behind it
+            hit = replica.manager.get_computed_blocks(request)
+            chunk = router.chunk(replica, request, hit, left)
+            if not chunk:
+                blocked.append(request)
                 continue
             if not router.is_best(replica, request, hit):
                 continue
-            chunk = min(len(request.tokens) - hit.num_blocks * replica.block_size, left)
             queue.remove(request)
             if blocked:
                 blocked[0].overtaken += 1
@@ -139,7 +140,7 @@ class Planner:
         rows, manager = replica.rows, replica.manager
         computed = hit.num_blocks * replica.block_size
         new = manager.allocate_slots(request, computed + chunk, hit)
-        assert new is not None, "has_room said it fits"
+        assert new is not None, "the router said it fits"
         self._bindings += 1
         row = rows.bind(request, computed, hit.num_blocks, self._bindings)
         request.move(RequestState.RUNNING)
@@ -238,14 +239,15 @@ def _drop_fronts(replica: Replica, active: I64) -> None:
 def _make_room(
     replica: Replica,
     queue: RequestQueue,
+    router: Router,
     active: I64,
     counts: I64,
     ended: list[tuple[Request, FinishReason]],
 ) -> tuple[I64, I64, bool]:
     """Preempt the latest of the running until the needs of the others fit; returns who is left, and whether any went.
 
-    A row that runs alone shrinks its chunk instead; if not even one token fits, it ends with kv_capacity once its
-    tokens in flight have arrived.
+    A row that runs alone shrinks its chunk instead; if not even one token fits, it moves to a replica with a larger
+    pool, or, if there is none, ends with kv_capacity once its tokens in flight have arrived.
     """
     rows, size, preempted = replica.rows, replica.block_size, False
     groups, pool = replica.manager.num_groups, replica.manager.pool
@@ -257,7 +259,13 @@ def _make_room(
             slots = (int(rows.num_blocks[active[0]]) + pool.num_free // groups) * size
             counts = np.array([slots - int(rows.planned[active[0]])])
             if counts[0] < 1:
+                known = int(rows.known[active[0]])
                 request = replica.release(int(active[0]))
+                if router.may_ever_fit(known):
+                    request.move(RequestState.WAITING)
+                    queue.push(request)
+                    replica.stats.preemptions += 1
+                    return active[:0], counts[:0], True
                 request.move(RequestState.DRAINING)
                 request.void_reason = "kv_capacity"
                 if not request.in_flight:

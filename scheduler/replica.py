@@ -67,6 +67,8 @@ class Replica:
         self.ready = False
         self.stats = ReplicaStats()
         self.num_blocks = 0
+        self.pool_size: int | None = None
+        """Blocks of its latest worker, alive or not: what the next one is expected to bring; None: it had none yet."""
         self._empty(num_blocks=2)
 
     def _empty(self, num_blocks: int) -> None:
@@ -83,7 +85,12 @@ class Replica:
     def start(self, num_blocks: int) -> None:
         """A worker with empty memory of `num_blocks` serves the current epoch."""
         self._empty(num_blocks)
+        self.pool_size = num_blocks
         self.ready = True
+
+    def could_hold(self, num_tokens: int) -> bool:
+        """Whether its pool, or the one it had before its worker died, can hold a request of `num_tokens` alone."""
+        return self.manager.fits_empty_pool(num_tokens, self.pool_size)
 
     def lose(self) -> list[Request]:
         """The worker is gone: everything in flight is void, pool and map are emptied, the epoch rises.

@@ -20,22 +20,35 @@ class Router:
         self.budget = budget
         self.watermark = watermark
 
-    def has_room(self, replica: Replica, request: Request, hit: PrefixHit, budget: int) -> bool:
-        """Whether `replica` can admit: a free row, all known tokens fit in the full groups (a chunk of at most `budget`
-        in window groups) and the watermark stays free. The watermark is waived when nothing runs.
+    def chunk(self, replica: Replica, request: Request, hit: PrefixHit, budget: int) -> int:
+        """Tokens (at most `budget`) that `replica` would run of `request` if it admitted it now; 0: it has no room.
+
+        Room is a free row, a pool that can hold the request at all, blocks for all known tokens in the full groups and
+        for the chunk in window groups, and the watermark. When nothing runs the watermark is waived and the chunk
+        shrinks to what fits: whatever fits an empty pool is admitted sooner or later.
         """
-        if not replica.rows.has_free_row:
-            return False
+        if not replica.rows.has_free_row or not replica.could_hold(len(request.tokens)):
+            return 0
         manager = replica.manager
         computed = hit.num_blocks * replica.block_size
-        num_tokens = computed + min(len(request.tokens) - computed, budget)
-        spare = 0 if replica.rows.num_active == 0 else int(self.watermark * manager.pool.num_usable)
-        return manager.blocks_until_known(request, num_tokens, hit) + spare <= manager.pool.num_free
+        wanted = min(len(request.tokens) - computed, budget)
+        if replica.rows.num_active == 0:
+            return min(wanted, manager.most_tokens_to_admit(request, hit))
+        spare = int(self.watermark * manager.pool.num_usable)
+        need = manager.blocks_until_known(request, computed + wanted, hit)
+        return wanted if need + spare <= manager.pool.num_free else 0
 
     def fits_somewhere(self, num_tokens: int) -> bool:
-        """Whether some living replica's empty pool could hold `num_tokens`. True while none lives: nobody knows."""
-        ready = [replica for replica in self.replicas if replica.ready]
-        return not ready or any(replica.manager.fits_empty_pool(num_tokens) for replica in ready)
+        """Whether the empty pool of some replica can hold `num_tokens`; one that is down counts with the pool it had.
+
+        True while none has ever been up: nobody knows.
+        """
+        known = [replica for replica in self.replicas if replica.pool_size is not None]
+        return not known or any(replica.could_hold(num_tokens) for replica in known)
+
+    def may_ever_fit(self, num_tokens: int) -> bool:
+        """The same for a request that was accepted: it also waits for replicas that are yet to bring their pool."""
+        return any(replica.pool_size is None or replica.could_hold(num_tokens) for replica in self.replicas)
 
     def is_best(self, replica: Replica, request: Request, hit: PrefixHit) -> bool:
         """Whether no other living replica with room would be cheaper (ties: the lower index)."""
@@ -45,7 +58,7 @@ class Router:
                 continue
             there = other.manager.get_computed_blocks(request)
             theirs = (self._cost(other, request, there), other.index)
-            if theirs < mine and self.has_room(other, request, there, self.budget):
+            if theirs < mine and self.chunk(other, request, there, self.budget):
                 return False
         return True
 
