@@ -31,7 +31,7 @@ def write_tokenizer(get: Callable[..., Any], folder: Path, *, max_length: int) -
     tokens: list[str] = get("tokenizer.ggml.tokens")
     tokenizer = build_tokenizer(
         tokens,
-        get("tokenizer.ggml.merges"),
+        get("tokenizer.ggml.merges", []),
         get("tokenizer.ggml.token_type", [1] * len(tokens)),
         get("tokenizer.ggml.pre", "default"),
         bos_id=get("tokenizer.ggml.bos_token_id") if get("tokenizer.ggml.add_bos_token", False) else None,
@@ -60,10 +60,14 @@ def write_tokenizer(get: Callable[..., Any], folder: Path, *, max_length: int) -
 def build_tokenizer(
     tokens: list[str], merges: list[str], types: list[int], pre: str, *, bos_id: int | None
 ) -> Tokenizer:
-    """A byte-level BPE tokenizer; bos_id, if given, is put before every text."""
+    """A byte-level BPE tokenizer; bos_id, if given, is put before every text. Raises ValueError."""
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe"))
+    try:
+        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre == "llama-bpe")
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ValueError(f"GGUF tokenizer is inconsistent: {error}") from None
+    tokenizer = Tokenizer(model)
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
