@@ -14,13 +14,15 @@ from supervisor.fleet import Fleet
 from supervisor.prepare import Interrupted, StartFailed, complete, resolve_model
 from supervisor.processes import Commands
 from supervisor.stop_signal import StopSignal
+from supervisor.terminal import Terminal
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until a stop signal; return the exit code."""
     began = time.monotonic()
     options = parse(arguments)
-    logs.set_up("supervisor", options.config.log_level)
+    terminal = Terminal()
+    logs.set_up("supervisor", options.config.log_level, terminal)
     stop = StopSignal()
     if options.ready_file:
         options.ready_file.unlink(missing_ok=True)
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             config.save(folder / "config.json")
             commands = Commands(folder / "config.json", folder, config.threads_per_worker)
-            Fleet(config, commands, stop, ready_file=options.ready_file, began=began).run()
+            Fleet(config, commands, stop, terminal, ready_file=options.ready_file, began=began).run()
         finally:
             runtime.remove(folder)
     except Interrupted:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 
-def set_up(process: str, level: str) -> logging.Logger:
-    """Configure this process's root logger and return the one named after the process."""
+def set_up(process: str, level: str, stream: Any = None) -> logging.Logger:
+    """Configure this process's root logger and return the one named after the process.
+
+    stream: where lines are written, a text stream; None: stderr.
+    """
     logging.basicConfig(
-        stream=sys.stderr,
+        stream=stream or sys.stderr,
         level=level.upper(),
         format=f"%(asctime)s.%(msecs)03d {process:<10} %(levelname)-7s %(message)s",
         datefmt="%H:%M:%S",

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
 from protocol.lifeline import SUPERVISOR_ENV
-from supervisor.loading_bars import fraction_of
+from supervisor.terminal import Terminal, fraction_of
 
 _TAIL_LINES = 20
 
@@ -23,7 +21,7 @@ class Child:
     """A running process. Start it from the main thread: the kernel ties its life to the thread that started it.
 
     It gets a session of its own, so a Ctrl-C at the terminal reaches the supervisor alone. Its output is passed on to
-    our stderr line by line.
+    `terminal` line by line.
     """
 
     def __init__(
@@ -31,12 +29,11 @@ class Child:
         name: str,
         command: list[str],
         environment: dict[str, str],
+        terminal: Terminal,
         incarnation: str = "",
-        on_progress: Callable[[str, float], None] | None = None,
     ):
-        """on_progress(name, fraction) is called, from a thread, for lines that report progress."""
         self.name = name
-        self._on_progress = on_progress
+        self._terminal = terminal
         self.incarnation = incarnation
         self.started_at = time.monotonic()
         self._process = subprocess.Popen(
@@ -60,13 +57,11 @@ class Child:
             for line in lines:
                 text = line.decode(errors="replace")
                 if (fraction := fraction_of(text)) is not None:
-                    if self._on_progress:
-                        self._on_progress(self.name, fraction)
+                    self._terminal.progress(self.name, fraction)
                     continue
                 if text.strip():
                     self._tail.append(text.strip())
-                sys.stderr.write(text)
-                sys.stderr.flush()
+                self._terminal.write(text)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Signal the process itself. Nothing happens if it has ended."""

@@ -22,11 +22,11 @@ from protocol.runtime import RuntimeFolderError, read_endpoints
 from supervisor.backoff import Backoff
 from supervisor.child import Child
 from supervisor.control import ControlLine
-from supervisor.loading_bars import LoadingBars
 from supervisor.prepare import StartFailed
 from supervisor.processes import Commands
 from supervisor.report import print_table, write_ready_file
 from supervisor.stop_signal import StopSignal
+from supervisor.terminal import Terminal
 from supervisor.worker_slot import MAX_FAILED_STARTS, WorkerSlot
 
 log = logging.getLogger("supervisor")
@@ -41,7 +41,14 @@ class Fleet:
     """The processes of one deployment. `run` returns when all of them have ended."""
 
     def __init__(
-        self, config: EngineConfig, commands: Commands, stop: StopSignal, *, ready_file: Path | None, began: float
+        self,
+        config: EngineConfig,
+        commands: Commands,
+        stop: StopSignal,
+        terminal: Terminal,
+        *,
+        ready_file: Path | None,
+        began: float,
     ):
         self._config = config
         self._commands = commands
@@ -51,7 +58,7 @@ class Fleet:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._poller.register(stop.fd, zmq.POLLIN)
-        self._bars = LoadingBars()
+        self._terminal = terminal
         self._scheduler: Child | None = None
         self._scheduler_backoff = Backoff()
         self._scheduler_restart_at: float | None = None
@@ -82,7 +89,7 @@ class Fleet:
     def _start_scheduler(self) -> None:
         (self._commands.runtime / "endpoints.json").unlink(missing_ok=True)
         self._scheduler_restart_at = None
-        self._scheduler = Child("scheduler", *self._commands.scheduler())
+        self._scheduler = Child("scheduler", *self._commands.scheduler(), self._terminal)
         self._poller.register(self._scheduler.pidfd, zmq.POLLIN)
         log.info("scheduler started, pid %d", self._scheduler.pid)
 
@@ -143,7 +150,7 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------- workers
 
     def _start_worker(self, slot: WorkerSlot) -> None:
-        child = slot.start(self._commands, self._bars.update)
+        child = slot.start(self._commands, self._terminal)
         self._poller.register(child.pidfd, zmq.POLLIN)
         log.info("%s started, pid %d", slot.worker_id, child.pid)
 
@@ -232,7 +239,7 @@ class Fleet:
                 problems = {name: problem or limit for name, problem in problems.items()}
             raise StartFailed("no worker can start: " + "; ".join(f"{name}: {why}" for name, why in problems.items()))
         self._started = True
-        self._bars.close()
+        self._terminal.close_bars()
         assert self._control and self._scheduler
         rows = [(slot.worker_id, slot.status, slot.problem or "still starting") for slot in self._slots]
         seconds = time.monotonic() - self._began
@@ -251,16 +258,14 @@ class Fleet:
 
     def _end_all(self) -> None:
         """Ask, then insist: everything has ended within five seconds. A second stop signal skips the asking."""
-        self._bars.close()
+        self._terminal.close_bars()
         if self._ready_file:
             self._ready_file.unlink(missing_ok=True)
         began = time.monotonic()
         if self._control:
             self._poller.unregister(self._control.socket)  # what it still says is of no interest
             self._control.send(m.Shutdown())
-        workers = {slot.child for slot in self._slots if slot.child}
-        left = workers | ({self._scheduler} if self._scheduler else set())
-        _signal(workers, SIGTERM)
+        left = {child for child in (self._scheduler, *(slot.child for slot in self._slots)) if child}
         if not self._control:
             _signal(left, SIGTERM)
         terminated = killed = False
@@ -285,6 +290,8 @@ class Fleet:
                 self._poller.unregister(child.pidfd)
                 child.reap()
                 left.discard(child)
+                if child is self._scheduler:  # it has told the workers that it knows; the others are told now
+                    _signal(left, SIGTERM)
         if self._control:
             self._control.close()
         self._context.term()

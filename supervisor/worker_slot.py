@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.messages import WorkerStatus
 from supervisor.backoff import Backoff
 from supervisor.child import Child
 from supervisor.processes import Commands
+from supervisor.terminal import Terminal
 
 MAX_FAILED_STARTS = 3
 """Deaths in a row before READY after which the others no longer wait for this worker."""
@@ -40,11 +40,11 @@ class WorkerSlot:
         """Nobody waits for it any more (it is still restarted, ever more slowly)."""
         return self.backoff.failed_starts >= MAX_FAILED_STARTS
 
-    def start(self, commands: Commands, on_progress: Callable[[str, float], None]) -> Child:
+    def start(self, commands: Commands, terminal: Terminal) -> Child:
         """Start a process under a fresh incarnation."""
         incarnation = secrets.token_hex(8)
         command, environment = commands.worker(self.worker_id, self.replica, incarnation)
-        self.child = Child(self.worker_id, command, environment, incarnation, on_progress)
+        self.child = Child(self.worker_id, command, environment, terminal, incarnation)
         self.restart_at = None
         self.overdue = False
         self.refusal = ""

@@ -80,7 +80,6 @@ class _Conversation:
                     sys.stdout.write(chunk.text)
                     sys.stdout.flush()
         except KeyboardInterrupt:
-            answer += " …"
             sys.stdout.write(" …")
         except ServerUnavailable:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -113,7 +114,8 @@ class ScriptedServer:
     # What a script is made of. Call these from a handler, or through `do`.
 
     def send(self, identity: bytes, message: m.SchedulerToClient) -> None:
-        self._socket.send_multipart([identity, codec.encode(message)])
+        with suppress(zmq.ZMQError):  # a client that has gone hears nothing
+            self._socket.send_multipart([identity, codec.encode(message)])
 
     def accept(self, identity: bytes, submit: m.Submit) -> None:
         self._handle += 1

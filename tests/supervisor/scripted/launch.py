@@ -15,6 +15,7 @@ from supervisor.fleet import Fleet
 from supervisor.prepare import StartFailed
 from supervisor.processes import Commands
 from supervisor.stop_signal import StopSignal
+from supervisor.terminal import Terminal
 
 HERE = Path(__file__).parent
 
@@ -22,7 +23,8 @@ HERE = Path(__file__).parent
 def main() -> int:
     runtime, ready_file = Path(sys.argv[1]), Path(sys.argv[2])
     config = EngineConfig(model_name="scripted", workers=int(sys.argv[3]), start_timeout_s=float(sys.argv[4]))
-    logs.set_up("supervisor", "info")
+    terminal = Terminal()
+    logs.set_up("supervisor", "info", terminal)
     config.save(runtime / "config.json")
     commands = Commands(
         config=runtime / "config.json",
@@ -32,7 +34,7 @@ def main() -> int:
         worker_module=(str(HERE / "worker.py"),),
     )
     try:
-        Fleet(config, commands, StopSignal(), ready_file=ready_file, began=time.monotonic()).run()
+        Fleet(config, commands, StopSignal(), terminal, ready_file=ready_file, began=time.monotonic()).run()
     except StartFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
