@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,11 +18,12 @@ from worker.layers.linear import Linear
 from worker.layers.ops import Ops, TorchOps, make_ops
 from worker.layers.rope import rope_frequencies, rope_table
 
+Make = Callable[[torch.dtype], Ops]
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 2**-8}  # dtype → relative tolerance: one rounding
 
 
 @pytest.fixture(params=["torch", "cpu"])
-def make(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+def make(request: pytest.FixtureRequest) -> Make:
     return {"torch": TorchOps, "cpu": CpuOps}[request.param]
 
 
@@ -34,7 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 7])
-def test_add_norm_adds_in_place_and_normalises(make, dtype: torch.dtype, rows: int) -> None:  # type: ignore[no-untyped-def]
+def test_add_norm_adds_in_place_and_normalises(make: Make, dtype: torch.dtype, rows: int) -> None:
     ops: Ops = make(dtype)
     residual, x, weight = random(rows, 70), random(rows, 70, seed=1, dtype=dtype), random(70, seed=2)
     total = residual + x.float()
@@ -48,7 +52,7 @@ def test_add_norm_adds_in_place_and_normalises(make, dtype: torch.dtype, rows: i
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_of_heads_touches_no_other_head(make, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_norm_of_heads_touches_no_other_head(make: Make, dtype: torch.dtype) -> None:
     rows, weight = random(5, 6 * 16, dtype=dtype), random(16, seed=1)
     before = rows.clone().view(5, 6, 16)
     make(dtype).norm_heads(rows, 1, 3, weight, 1e-6)
@@ -59,7 +63,7 @@ def test_norm_of_heads_touches_no_other_head(make, dtype: torch.dtype) -> None: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rotation_turns_pairs_half_a_head_apart(make, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_rotation_turns_pairs_half_a_head_apart(make: Make, dtype: torch.dtype) -> None:
     config = ModelConfig.from_folder(tiny_model("llama"))
     table = rope_table(config, 100, "cpu")
     rows, positions = random(4, 5 * 16, dtype=dtype), torch.tensor([0, 1, 50, 99])
@@ -77,7 +81,7 @@ def test_rotation_turns_pairs_half_a_head_apart(make, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_and_mul_over_the_whole_range(make, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_silu_and_mul_over_the_whole_range(make: Make, dtype: torch.dtype) -> None:
     gate = torch.cat([torch.linspace(-200, 200, 401), torch.tensor([0.0, -0.0, 1e-30])]).to(dtype)
     up = random(len(gate), dtype=dtype)
     out = make(dtype).silu_and_mul(torch.cat([gate, up])[None])[0]
@@ -85,7 +89,7 @@ def test_silu_and_mul_over_the_whole_range(make, dtype: torch.dtype) -> None:  #
     torch.testing.assert_close(out.double(), expected, atol=1e-7, rtol=DTYPES[dtype])
 
 
-def test_nan_stays_nan(make) -> None:  # type: ignore[no-untyped-def]
+def test_nan_stays_nan(make: Make) -> None:
     """Bits that rounding to bfloat16 would carry into infinity or zero."""
     ops: Ops = make(torch.bfloat16)
     bad = torch.from_numpy(np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32))
@@ -114,8 +118,6 @@ def test_linear_equals_the_product_at_every_batch_size(dtype: torch.dtype, bias:
 
 
 def test_unknown_rope_scaling_is_refused_by_name() -> None:
-    import msgspec
-
     config = msgspec.structs.replace(ModelConfig.from_folder(tiny_model("llama")), rope_scaling={"rope_type": "yarn"})
     with pytest.raises(ValueError, match="'yarn'"):
         rope_frequencies(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -132,8 +133,6 @@ def test_unknown_load_format_is_refused(folder: Path) -> None:
 def test_model_with_a_missing_layer_is_refused_before_anything_is_read() -> None:
     folder = tiny_model("llama")
     config = ModelConfig.from_folder(folder)
-    import msgspec
-
     deeper = msgspec.structs.replace(config, num_layers=3, layer_windows=(0, 0, 0))
     read: list[int] = []
     with pytest.raises(WeightError, match=r"model\.layers\.2\..* more"):

@@ -76,10 +76,10 @@ class _Buffer:
 
 
 @intrinsic
-def _pointer(typing_context, address, kind):  # type: ignore[no-untyped-def]
+def _pointer(typing_context, address, kind):
     """The address, an integer, as a pointer to elements of the type of `kind`."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(kind)(address, kind), generate
@@ -96,22 +96,22 @@ def _store(array: Any, index: Any, value: Any) -> None:
 
 
 @overload(_load, jit_options=_OPTIONS)
-def _overload_load(value):  # type: ignore[no-untyped-def]
+def _overload_load(value):
     if value == types.uint16:
         return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
     return lambda value: value
 
 
 @overload(_store, jit_options=_OPTIONS)
-def _overload_store(array, index, value):  # type: ignore[no-untyped-def]
+def _overload_store(array, index, value):
     if array.dtype != types.uint16:
 
-        def plain(array, index, value):  # type: ignore[no-untyped-def]
+        def plain(array, index, value):
             array[index] = value
 
         return plain
 
-    def rounded(array, index, value):  # type: ignore[no-untyped-def]
+    def rounded(array, index, value):
         bits = np.float32(value).view(np.uint32)
         even = (bits >> np.uint32(16)) & np.uint32(1)
         carried = np.uint16((bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
@@ -123,12 +123,12 @@ def _overload_store(array, index, value):  # type: ignore[no-untyped-def]
 
 
 @njit(**_OPTIONS)
-def _matrix(kind, address, rows, columns):  # type: ignore[no-untyped-def]
-    return carray(_pointer(address, kind), (rows, columns))
+def _matrix(kind, address, rows, columns):
+    return carray(_pointer(address, kind), (rows, columns))  # type: ignore[call-arg]
 
 
 @njit(**_OPTIONS)
-def _add_norm(kind, residual_at, x_at, weight_at, eps, out_at, rows, size):  # type: ignore[no-untyped-def]
+def _add_norm(kind, residual_at, x_at, weight_at, eps, out_at, rows, size):
     residual = _matrix(np.float32(0), residual_at, rows, size)
     weight = _matrix(np.float32(0), weight_at, 1, size)[0]
     out = _matrix(kind, out_at, rows, size)
@@ -150,7 +150,7 @@ def _add_norm(kind, residual_at, x_at, weight_at, eps, out_at, rows, size):  # t
 
 
 @njit(**_OPTIONS)
-def _norm_heads(kind, at, num_rows, width, first, count, weight_at, size, eps):  # type: ignore[no-untyped-def]
+def _norm_heads(kind, at, num_rows, width, first, count, weight_at, size, eps):
     rows = _matrix(kind, at, num_rows, width)
     weight = _matrix(np.float32(0), weight_at, 1, size)[0]
     for t in range(num_rows):
@@ -166,7 +166,7 @@ def _norm_heads(kind, at, num_rows, width, first, count, weight_at, size, eps): 
 
 
 @njit(**_OPTIONS)
-def _rotate(kind, at, num_rows, width, count, positions_at, table_at, num_positions, size):  # type: ignore[no-untyped-def]
+def _rotate(kind, at, num_rows, width, count, positions_at, table_at, num_positions, size):
     rows = _matrix(kind, at, num_rows, width)
     positions = _matrix(np.int64(0), positions_at, 1, num_rows)[0]
     table = _matrix(np.float32(0), table_at, num_positions, size)
@@ -184,7 +184,7 @@ def _rotate(kind, at, num_rows, width, count, positions_at, table_at, num_positi
 
 
 @njit(**_OPTIONS)
-def _exp(x):  # type: ignore[no-untyped-def]
+def _exp(x):
     """exp of a float32 to 2 ulp, in operations that vectorise: 2^n by its exponent bits, 2^f by a polynomial.
 
     x = n + f in units of ln 2 with |f| <= 1/2; coefficients of 2^f: Cephes, exp2f. Beyond ±126 it saturates.
@@ -203,7 +203,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @njit(**_OPTIONS)
-def _silu_and_mul(kind, gate_up_at, out_at, rows, size):  # type: ignore[no-untyped-def]
+def _silu_and_mul(kind, gate_up_at, out_at, rows, size):
     gate_up = _matrix(kind, gate_up_at, rows, 2 * size)
     out = _matrix(kind, out_at, rows, size)
     for t in range(rows):
