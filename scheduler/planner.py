@@ -64,6 +64,8 @@ class Planner:
     def make_plan(self, replica: Replica, queue: RequestQueue, router: Router, now: float) -> Plan:
         """Advance `replica` by one plan; requests move between its rows and `queue`."""
         rows, ended = replica.rows, list[tuple[Request, FinishReason]]()
+        if not rows.num_active and not len(queue):
+            return Plan(None, ended)
         for row in rows_at_limit(rows).tolist():
             replica.release(row).move(RequestState.DRAINING)
         active = np.nonzero(rows.active)[0]

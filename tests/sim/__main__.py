@@ -1,4 +1,4 @@
-"""`python -m tests.sim SEED`: replay one history with a trace. `python -m tests.sim FIRST COUNT`: run many, no trace."""
+"""`python -m tests.sim SEED` replays one history with a trace; `python -m tests.sim FIRST COUNT` runs many."""
 
 from __future__ import annotations
 

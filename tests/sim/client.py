@@ -66,9 +66,7 @@ class SimulatedClient:
         stream.connection = self.identity
         self.streams[planned.request_id] = stream
         prompt = b"".join(token.to_bytes(4, "little") for token in planned.prompt)
-        self.send(
-            self.identity, Submit(planned.request_id, prompt, planned.sampling, planned.priority, planned.salt)
-        )
+        self.send(self.identity, Submit(planned.request_id, prompt, planned.sampling, planned.priority, planned.salt))
         self._react(stream)
 
     def receive(self, identity: bytes, message: SchedulerToClient) -> None:

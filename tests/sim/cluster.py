@@ -78,7 +78,8 @@ class Cluster:
         self.unrecorded_divergence = False
         clients = {request.client for request in scenario.requests}
         self.clients = [
-            SimulatedClient(number, self._from_client, scenario.leaves.get(number)) for number in range(max(clients) + 1)
+            SimulatedClient(number, self._from_client, scenario.leaves.get(number))
+            for number in range(max(clients) + 1)
         ]
         self.done = False
 
@@ -117,8 +118,7 @@ class Cluster:
         if self.engine.requests or self.inbox:
             return False
         return all(
-            client.gone or all(stream.settled for stream in client.streams.values())
-            for client in self.clients
+            client.gone or all(stream.settled for stream in client.streams.values()) for client in self.clients
         ) and all(
             self.clients[request.client].gone or request.request_id in self.clients[request.client].streams
             for request in self.scenario.requests

@@ -23,9 +23,7 @@ class Memory:
     def __init__(self, windows: tuple[int, ...], num_blocks: int, block_size: int):
         self.windows = windows
         self.block_size = block_size
-        self._blocks: list[list[list[KV | None]]] = [
-            [[None] * block_size for _ in range(num_blocks)] for _ in windows
-        ]
+        self._blocks: list[list[list[KV | None]]] = [[[None] * block_size for _ in range(num_blocks)] for _ in windows]
 
     def write(self, group: int, slots: list[int], values: list[KV]) -> None:
         """Write KV into slots. Raises WrongWrite for a slot of the null block."""
@@ -48,6 +46,6 @@ class Memory:
             held = blocks[block_id][low - index * size : high - index * size]
             if block_id == 0 or held != sequence[low:high]:
                 raise WrongRead(
-                    f"group {group}, row {row}, queries {first} to {end - 1}: block {block_id} holds {held} at positions "
-                    f"{low} to {high - 1}, not {sequence[low:high]}"
+                    f"group {group}, row {row}, queries {first} to {end - 1}: block {block_id} holds {held} at "
+                    f"positions {low} to {high - 1}, not {sequence[low:high]}"
                 )

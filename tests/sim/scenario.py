@@ -1,4 +1,4 @@
-"""One random history, drawn whole from a seed before it runs: the deployment, the requests, and what goes wrong when."""
+"""One random history, drawn whole from a seed before it runs: deployment, requests, and what goes wrong when."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from protocol.config import EngineConfig
 from protocol.messages import SamplingParams
 from protocol.model_config import ModelConfig
 from protocol.windows import most_live_blocks
+from tests.sim.golden import golden_stream
 
 EOS = 1
 
@@ -98,7 +99,8 @@ def draw(seed: int) -> Scenario:
         heartbeat_timeout_s=3.0,
         debug_checks=True,
     )
-    requests = _requests(rng, vocab_size, max_model_len)
+    nan_per_1000 = rng.choice((0, 0, 0, 0, 20))
+    requests = _requests(rng, vocab_size, max_model_len, nan_per_1000)
     num_blocks = _pools(rng, requests, config, layer_windows)
     hold_rate = rng.choice((0.0, 0.0, 0.1, 0.3))
     return Scenario(
@@ -110,7 +112,7 @@ def draw(seed: int) -> Scenario:
         faults=_faults(rng, replicas, hold_rate),
         leaves={rng.randrange(3): rng.randint(0, 12)} if rng.random() < 0.15 else {},
         hold_rate=hold_rate,
-        nan_per_1000=rng.choice((0, 0, 0, 0, 20)),
+        nan_per_1000=nan_per_1000,
         link_s=rng.choice((0.0001, 0.002, 0.02)),
         step_s=0.01,
         first_hello_s=[rng.choice((0.0, 0.0, 0.05, 0.5)) for _ in range(replicas)],
@@ -148,15 +150,28 @@ def _model(layer_windows: tuple[int, ...], vocab_size: int, max_model_len: int) 
     )
 
 
-def _requests(rng: random.Random, vocab_size: int, max_model_len: int) -> list[PlannedRequest]:
+def _requests(rng: random.Random, vocab_size: int, max_model_len: int, nan_per_1000: int) -> list[PlannedRequest]:
     longest = max_model_len - 1
     prefixes = [[rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(rng.randint(1, 2))]
     spread = rng.choice((0.0, 0.05, 0.3))
     requests: list[PlannedRequest] = []
     for number in range(rng.randint(3, 9)):
-        if requests and rng.random() < 0.35:  # a twin: the same prompt, often at the same time
+        chance = rng.random() if requests else 1.0
+        if chance < 0.3:  # a twin: the same prompt, often at the same time
             model = rng.choice(requests)
             prompt, submit_at = list(model.prompt), rng.choice((model.submit_at, model.submit_at + 0.03))
+        elif chance < 0.5:  # the next turn: an earlier prompt with its answer
+            model = rng.choice(requests)
+            answer = golden_stream(
+                model.prompt,
+                model.sampling,
+                eos_token_ids=(EOS,),
+                max_model_len=max_model_len,
+                vocab_size=vocab_size,
+                nan_per_1000=nan_per_1000,
+            ).tokens
+            prompt = (model.prompt + answer[: rng.randint(0, len(answer))])[:longest]
+            submit_at = model.submit_at + rng.choice((0.05, 0.1, 0.2))
         else:
             shared = rng.choice(prefixes)
             prompt = shared[: rng.randint(0, len(shared))]

@@ -62,7 +62,9 @@ def _judge_stream(scenario: Scenario, stream: Stream, abandoned: bool) -> None:
         return
     if finished.reason == "kv_capacity":
         length = len(planned.prompt) + len(stream.tokens)
-        assert not _fits(scenario, length, max(scenario.num_blocks)), f"{length} tokens fit, yet it ended for lack of KV"
+        assert not _fits(scenario, length, max(scenario.num_blocks)), (
+            f"{length} tokens fit, yet it ended for lack of KV"
+        )
         assert len(stream.tokens) < len(golden.tokens) or golden.reason == "error"
         return
     assert finished.reason == golden.reason, f"{finished} instead of {golden.reason}"

@@ -1,4 +1,4 @@
-"""A simulated worker: the real batch state of `worker/`, over a memory that notices wrong reads, in place of a model."""
+"""A simulated worker: the real batch state of `worker/` over a memory that notices wrong reads; no model."""
 
 from __future__ import annotations
 
