@@ -36,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     load_format: Literal["auto", "dummy"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     transport: Literal["ipc", "tcp"] = "ipc"
+    client_port: int = 0
+    """TCP port on loopback for clients, with transport tcp; 0: any that is free."""
     pipeline_depth: int = 2
     """Steps in flight per replica."""
     watermark: float = 0.02
@@ -60,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("max_waiting", 1),
             ("max_model_len", 0),
             ("threads_per_worker", 0),
+            ("client_port", 0),
         ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
@@ -68,6 +71,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request decodes one token a step"
             )
+        if self.client_port > 65535:
+            raise ConfigError(f"client_port must be at most 65535, got {self.client_port}")
+        if self.client_port and self.transport != "tcp":
+            raise ConfigError("client_port needs transport tcp")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
         for name in ("heartbeat_interval_s", "heartbeat_timeout_s", "start_timeout_s"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import time
@@ -39,10 +40,10 @@ class Server:
         self.config = config
         self.runtime = runtime
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.clients, client = bind_router(self.context, self._address("client"))
+        self.clients, client = bind_router(self.context, self._address("client", config.client_port))
         self.workers, worker = bind_router(self.context, self._address("worker"))
         self.control, control = bind_router(self.context, f"ipc://{runtime}/control.sock")
-        self.endpoints = Endpoints(client=client, worker=worker, control=control)
+        self.endpoints = Endpoints(client=client, worker=worker, control=control, pid=os.getpid())
         self.engine = Engine(
             config, ModelConfig.from_folder(config.model), hash_key=secrets.token_bytes(32), now=time.monotonic()
         )
@@ -55,8 +56,8 @@ class Server:
             (self.clients, codec.client_to_scheduler, e.FromClient),
         )
 
-    def _address(self, plane: str) -> str:
-        return f"ipc://{self.runtime}/{plane}.sock" if self.config.transport == "ipc" else "tcp://127.0.0.1:0"
+    def _address(self, plane: str, port: int = 0) -> str:
+        return f"ipc://{self.runtime}/{plane}.sock" if self.config.transport == "ipc" else f"tcp://127.0.0.1:{port}"
 
     def run(self) -> None:
         """Serve until told to shut down."""

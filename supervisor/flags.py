@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     choice(processes, "--transport", ("ipc", "tcp"), "how the processes and clients are connected")
 
+    processes.add_argument(
+        "--client-port", type=int, metavar="N", help="loopback port for clients, with --transport tcp (default: any)"
+    )
+
     cache = parser.add_argument_group("KV cache")
     cache.add_argument("--block-size", type=int, metavar="N", help=f"tokens in a block (default: {default.block_size})")
     cache.add_argument(

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from protocol.lifeline import die_with_supervisor
 from protocol.model_config import ModelConfig, ModelConfigError
 from worker.progress import byte_progress
 
@@ -223,6 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", help=f"folder, .gguf file or Hugging Face id (default: {DEFAULT_MODEL})")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto")
     options = parser.parse_args(arguments)
+    die_with_supervisor()
     try:
         folder = resolve(options.model, load_format=options.load_format)
     except ModelStoreError as error:
