@@ -156,12 +156,14 @@ class Deployment:
         """Requests that outlived their worker, since the start."""
         return sum(replica.recoveries for replica in self.status().replicas)
 
-    def run_client(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """`python -m client …` as a user of this deployment would call it."""
+    def run_client(
+        self, *arguments: str, timeout_s: float = 60.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m client …` as a user of this deployment would call it; `environment` replaces variables."""
         command = [sys.executable, "-m", "client", *arguments]
         return subprocess.run(
             command,
-            env=self.environment,
+            env=self.environment | environment,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -183,7 +185,7 @@ class Deployment:
         return pid
 
     def wait_until(self, condition: Callable[[], _Value], timeout_s: float, what: str) -> _Value:
-        """The first true value of `condition`. Fails with the log when there is none in time, or launch.py has ended."""
+        """The first true value of `condition`. Fails with the log when there is none in time or launch.py has ended."""
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):

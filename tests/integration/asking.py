@@ -1,0 +1,58 @@
+"""Ask a deployment many things at once, and see the tokens as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from client import AsyncClient, Completion
+from protocol.messages import SamplingParams
+
+
+class Question(NamedTuple):
+    """A prompt, as token ids, and how to answer it."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+def ask_all(
+    endpoint: str,
+    questions: Sequence[Question],
+    *,
+    salt: str = "",
+    on_tokens: Callable[[int], None] = lambda total: None,
+) -> list[Completion]:
+    """All at once over one connection; the answers in the order of the questions.
+
+    salt: prefixes are shared only among questions of the same salt. on_tokens: told the number of output tokens that
+    have come, of all questions together, whenever more come.
+    """
+
+    async def run() -> list[Completion]:
+        total = 0
+
+        async def answer(client: AsyncClient, question: Question) -> Completion:
+            nonlocal total
+            chunks = []
+            async for chunk in client.generate(question.prompt, question.sampling, cache_salt=salt):
+                chunks.append(chunk)
+                total += len(chunk.token_ids)
+                on_tokens(total)
+            return Completion.join(chunks)
+
+        async with AsyncClient(endpoint) as client:
+            await client.tokenizer()
+            return await asyncio.gather(*(answer(client, question) for question in questions))
+
+    return asyncio.run(run())
+
+
+def ask_each(endpoint: str, questions: Sequence[Question], *, salt: str = "") -> list[Completion]:
+    """One after the other: each is alone when it runs."""
+    return [answer for question in questions for answer in ask_all(endpoint, [question], salt=salt)]
+
+
+def tokens_of(answers: Sequence[Completion]) -> list[list[int]]:
+    return [list(answer.token_ids) for answer in answers]
