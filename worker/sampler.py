@@ -29,7 +29,10 @@ _TOP_P_VALUES = 128
 """So many of the greatest weights are nearly always enough for top-p; if not, the row is sorted."""
 
 _LOWEST_SCORE = -60.0
-"""Weights under e^-60 of the greatest are 0: the draw, of 53 bits, cannot tell, and subnormals are 60 times slower."""
+"""Weights under e^-60 of the greatest are 0: no draw can tell, and subnormals are 60 times slower."""
+
+_BLOCK_INDEX = 1 << 31
+"""Index of the random number of a draw's first block; those below belong to the token ids."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def _draw(logits: Tensor, peaks: Tensor, params: SamplingBatch, positions: Tenso
     weights = scores.clamp_(min=_LOWEST_SCORE).exp_().mul_(keep)
     _apply_top_p(weights, params.top_p[chosen])
     seeds = _column(params.seed[chosen].view(np.int64), device)
-    return _invert(weights, uniform(seeds, positions))
+    return _race(weights, seeds[:, None], positions[:, None])
 
 
 def _lowest_scores(scores: Tensor, top_k: np.ndarray, min_p: np.ndarray) -> Tensor:
@@ -165,23 +168,19 @@ def _rows(matrix: Tensor, rows: Tensor) -> Tensor:
     return matrix if len(rows) == len(matrix) else matrix[rows]
 
 
-def _invert(weights: Tensor, u: Tensor) -> Tensor:
-    """The first token at which the cumulative weight exceeds u * total: weights float32 [S, V], u float64 [S]."""
+def _race(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """One index for each row, drawn by weight: weights float32 [S, V]; seeds and positions int64 [S, 1] → int64 [S]."""
     blocks = _blocks(weights, 0.0)
-    sums = blocks.sum(dim=2)  # [S, num_blocks]
-    reached = sums.double().cumsum(dim=1)
-    target = u * reached[:, -1]
-    block = _first_above(reached, sums, target)
-    inside = _block(blocks, block)  # [S, block size]
-    before = reached.gather(1, block[:, None])[:, 0] - sums.gather(1, block[:, None])[:, 0]
-    offset = _first_above(inside.double().cumsum(dim=1), inside, target - before)
-    return block * blocks.shape[2] + offset
+    num_blocks, size = blocks.shape[1:]
+    numbers = torch.arange(max(num_blocks, size), device=weights.device)
+    block = _winner(blocks.sum(dim=2), uniform(seeds, positions, numbers[:num_blocks] + _BLOCK_INDEX))
+    ids = block[:, None] * size + numbers[:size]
+    return block * size + _winner(_block(blocks, block), uniform(seeds, positions, ids))
 
 
-def _first_above(reached: Tensor, weights: Tensor, target: Tensor) -> Tensor:
-    """First index [S] where reached > target, but never one past the last positive weight, whatever rounding does."""
-    last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)
-    return torch.minimum((reached <= target[:, None]).sum(dim=1), last)
+def _winner(weights: Tensor, u: Tensor) -> Tensor:
+    """weights float32 [S, n], u float64 [S, n] in (0, 1) → int64 [S]."""
+    return (weights.double() / -u.log()).argmax(dim=1)
 
 
 def _blocks(rows: Tensor, fill: float, sizes: tuple[int, ...] = (256, 128, 64)) -> Tensor:

@@ -19,8 +19,6 @@ import numpy as np
 from protocol.messages import SamplingParams
 
 ROOT = Path(__file__).parents[2]
-DRAW_TOLERANCE = 1e-5
-"""How far float32 may move a boundary of the cumulative probability. Thousands of tokens in its tail are less wide."""
 
 
 class Case(NamedTuple):
@@ -33,7 +31,7 @@ class Case(NamedTuple):
 
 class Verdict(NamedTuple):
     """`choices`: the token that transformers takes at each place of the output. `margin`: how near the nearest of
-    them was to another token: a difference of logits where greedy, else of the cumulative probability."""
+    them was to another token: a difference of logits where greedy, else of the logarithms in the sampler's race."""
 
     choices: list[int]
     margin: float
@@ -62,18 +60,20 @@ def _greedy(logits: np.ndarray) -> tuple[int, float]:
     return int(logits.argmax()), float(first - second)
 
 
-def _drawn(logits: np.ndarray, temperature: float, seed: int, position: int, output: int) -> tuple[int, float]:
-    """The first token, by id, at which the cumulative probability exceeds the random number of seed and position; the
-    output where its share of the cumulative comes as near as DRAW_TOLERANCE to that number."""
+def _drawn(logits: np.ndarray, temperature: float, seed: int, position: int) -> tuple[int, float]:
+    """The token that wins the sampler's race (worker/sampler.py), first as a block of 256 ids, then inside it."""
     from worker.uniform import uniform_numpy
 
-    weights = np.exp((logits - logits.max()).astype(np.float64) / temperature)
-    reached = np.concatenate([[0.0], np.cumsum(weights) / weights.sum()])
-    u = float(uniform_numpy(np.array(seed, np.uint64), np.array(position)))
-    token = int(np.searchsorted(reached, u, side="right")) - 1
-    if reached[output] - DRAW_TOLERANCE <= u < reached[output + 1] + DRAW_TOLERANCE:
-        token = output
-    return token, float(min(abs(u - reached[token]), abs(reached[token + 1] - u)))
+    def race(weights: np.ndarray, first: int) -> tuple[int, float]:
+        u = uniform_numpy(np.array(seed, np.uint64), np.array(position), np.arange(first, first + len(weights)))
+        winner, lead = _greedy(np.log(weights / -np.log(u)))
+        return winner, lead
+
+    assert len(logits) % 256 == 0, "the default model's vocabulary is a multiple of the sampler's block"
+    blocks = np.exp((logits - logits.max()).astype(np.float64) / temperature).reshape(-1, 256)
+    block, block_lead = race(blocks.sum(axis=1), 1 << 31)
+    token, lead = race(blocks[block], block * 256)
+    return block * 256 + token, min(block_lead, lead)
 
 
 def load(model: Path) -> Any:
@@ -92,8 +92,8 @@ def verdict(model: Any, case: Case) -> Verdict:
     with torch.inference_mode():
         logits = model(torch.tensor([ids]), logits_to_keep=len(case.output), use_cache=False).logits[0].numpy()
     made = [
-        _drawn(row, temperature, seed, len(case.prompt) + index, token) if temperature else _greedy(row)
-        for index, (row, token) in enumerate(zip(logits, case.output, strict=True))
+        _drawn(row, temperature, seed, len(case.prompt) + index) if temperature else _greedy(row)
+        for index, row in enumerate(logits)
     ]
     return Verdict([token for token, _ in made], min(margin for _, margin in made))
 
