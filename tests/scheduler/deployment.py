@@ -95,25 +95,25 @@ class Deployment:
         return worker
 
     def hello(self, worker: SimulatedWorker, **changes: Any) -> m.Hello:
-        fields = dict(
-            worker_id=worker.worker_id,
-            incarnation=worker.incarnation,
-            replica=worker.replica,
-            rank=0,
-            tp_size=1,
-            pid=1,
-            model_fingerprint=self.model.fingerprint,
-            block_size=self.config.block_size,
-            groups=self.model.cache_groups,
-            num_blocks=self.scenario.num_blocks[worker.replica],
-            max_model_len=self.config.max_model_len,
-            max_num_seqs=self.config.max_num_seqs,
-            kv_memory_id=worker.incarnation,
-            device="cpu",
-            dtype="float32",
-            attention_backend="simulated",
-            backend_reason="",
-        )
+        fields = {
+            "worker_id": worker.worker_id,
+            "incarnation": worker.incarnation,
+            "replica": worker.replica,
+            "rank": 0,
+            "tp_size": 1,
+            "pid": 1,
+            "model_fingerprint": self.model.fingerprint,
+            "block_size": self.config.block_size,
+            "groups": self.model.cache_groups,
+            "num_blocks": self.scenario.num_blocks[worker.replica],
+            "max_model_len": self.config.max_model_len,
+            "max_num_seqs": self.config.max_num_seqs,
+            "kv_memory_id": worker.incarnation,
+            "device": "cpu",
+            "dtype": "float32",
+            "attention_backend": "simulated",
+            "backend_reason": "",
+        }
         return m.Hello(**{**fields, **changes})
 
     def kill(self, replica: int = 0) -> SimulatedWorker:
