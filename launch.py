@@ -11,7 +11,7 @@ import time
 from protocol import logs, runtime
 from supervisor.flags import parse
 from supervisor.fleet import Fleet
-from supervisor.prepare import Interrupted, StartFailed, complete, resolve_model
+from supervisor.prepare import Interrupted, StartFailed, clear_ready_file, complete, resolve_model
 from supervisor.processes import Commands
 from supervisor.stop_signal import StopSignal
 from supervisor.terminal import Terminal
@@ -24,9 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     terminal = Terminal()
     logs.set_up("supervisor", options.config.log_level, terminal)
     stop = StopSignal()
-    if options.ready_file:
-        options.ready_file.unlink(missing_ok=True)
     try:
+        if options.ready_file:
+            clear_ready_file(options.ready_file)
         config = complete(options.config, resolve_model(options.config, stop))
         folder = runtime.create()
         try:

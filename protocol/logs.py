@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Any
+
+_PREFIX = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \S+ +[A-Z]+ +")
+
+
+def message_of(line: str) -> str:
+    """A line without the time, process and level that `set_up` puts before it; any other line as it is."""
+    return line[match.end() :] if (match := _PREFIX.match(line)) else line
 
 
 def set_up(process: str, level: str, stream: Any = None) -> logging.Logger:

@@ -89,6 +89,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ModelConfigError(f"{folder} is no model folder: it holds no config.json") from None
         except (OSError, ValueError) as error:
             raise ModelConfigError(f"{path} cannot be read: {error}") from None
+        if not isinstance(raw, dict):
+            raise ModelConfigError(f"{path} cannot be read: it holds no JSON object")
         generation: dict[str, Any] = {}
         generation_path = folder / "generation_config.json"
         if generation_path.is_file():
@@ -100,6 +102,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             return _parse(raw, generation)
         except KeyError as error:
             raise ModelConfigError(f"{path} lacks the field {error}") from None
+        except ModelConfigError:
+            raise
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            raise ModelConfigError(f"{path} has a field of the wrong type or value: {error}") from None
 
 
 def _parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:

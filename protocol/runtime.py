@@ -128,7 +128,10 @@ def _owned(folder: Path) -> bool:
 
 
 def _private(path: Path) -> Path:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RuntimeFolderError(f"runtime folder {path}: {error.strerror}") from None
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise RuntimeFolderError(f"{path} is not a folder of this user")

@@ -11,6 +11,7 @@ from collections import deque
 from contextlib import suppress
 from typing import IO
 
+from protocol import logs
 from protocol.lifeline import SUPERVISOR_ENV
 from supervisor.terminal import Terminal, fraction_of
 
@@ -80,7 +81,7 @@ class Child:
     def last_words(self, how: str, was_ready: bool) -> str:
         """How it ended (as `reap` says), with its last line where that may tell why: not after a kill in service."""
         telling = not was_ready or how.startswith("exit code")
-        return f"{how}: {self._tail[-1]}" if self._tail and telling else how
+        return f"{how}: {logs.message_of(self._tail[-1])}" if self._tail and telling else how
 
 
 def describe_exit(code: int) -> str:

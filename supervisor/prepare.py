@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,16 @@ class StartFailed(RuntimeError):
 
 class Interrupted(Exception):
     """A stop signal came before there was anything to stop."""
+
+
+def clear_ready_file(path: Path) -> None:
+    """Remove what an earlier deployment left. Raises StartFailed now if none could be written there later."""
+    try:
+        path.unlink(missing_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise StartFailed(f"--ready-file {path} cannot be written: {error.strerror}") from None
 
 
 def resolve_model(config: EngineConfig, stop: StopSignal) -> Path:

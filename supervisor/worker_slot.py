@@ -6,9 +6,10 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
+from protocol.exit_codes import CANNOT_SERVE
 from protocol.messages import WorkerStatus
 from supervisor.backoff import Backoff
-from supervisor.child import Child
+from supervisor.child import Child, describe_exit
 from supervisor.processes import Commands
 from supervisor.terminal import Terminal
 
@@ -31,6 +32,8 @@ class WorkerSlot:
     """Killed because it was not ready in time."""
     problem: str = ""
     """Why the last process in this slot ended."""
+    hopeless: bool = False
+    """The last process said that the next one would fare no better."""
     refusal: str = ""
     """What the scheduler said against the process that runs now."""
     backoff: Backoff = field(default_factory=Backoff)
@@ -38,7 +41,7 @@ class WorkerSlot:
     @property
     def given_up(self) -> bool:
         """Nobody waits for it any more (it is still restarted, ever more slowly)."""
-        return self.backoff.failed_starts >= MAX_FAILED_STARTS
+        return self.hopeless or self.backoff.failed_starts >= MAX_FAILED_STARTS
 
     def start(self, commands: Commands, terminal: Terminal) -> Child:
         """Start a process under a fresh incarnation."""
@@ -54,12 +57,14 @@ class WorkerSlot:
         """The scheduler says that the process serves."""
         if self.status is None:
             self.ready_at = time.monotonic()
+        self.hopeless = False
         self.status = status
 
     def ended(self, how: str) -> None:
         """The process is gone: how it ended becomes the problem, and the restart is planned."""
         now = time.monotonic()
         assert self.child is not None
+        self.hopeless = how == describe_exit(CANNOT_SERVE)
         if self.refusal:
             self.problem = f"{how}: {self.refusal}"
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from protocol import logs
 from protocol.config import ConfigError, EngineConfig
+from protocol.exit_codes import CANNOT_SERVE
 from protocol.lifeline import die_with_supervisor
 from protocol.model_config import ModelConfigError
 from protocol.runtime import RuntimeFolderError, read_endpoints
@@ -43,7 +44,7 @@ def main() -> int:
         serve(config, arguments.worker_id, arguments.replica, incarnation, endpoints)
     except (StartError, NoBackend, WeightError, KVMemoryError, ModelConfigError) as error:
         log.error("%s", error)
-        return 1
+        return CANNOT_SERVE
     return 0
 
 

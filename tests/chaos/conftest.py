@@ -1,4 +1,4 @@
-"""Deployments that several tests share: each starts in about four seconds, so what leaves it whole need not start anew."""
+"""Deployments that several tests share: each takes about four seconds to start, so what leaves one whole uses it too."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Requests mix greedy and sampled ones, so a run is repeatable token by token, and
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Recording:
     def longest_silence_s(self) -> float:
         """The longest time between two chunks, the wait for the first one included."""
         times = [moment for moment, _ in self.arrivals]
-        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 def wishes(count: int, max_tokens: int, prompt_len: int = 24, vocab: int = 256, seed: int = 0) -> list[Wish]:
