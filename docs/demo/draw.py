@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,7 @@ def gaps(recording: dict[str, Any]) -> list[float]:
     times: dict[int, list[float]] = {}
     for moment, stream, _ in recording["events"]:
         times.setdefault(stream, []).append(moment)
-    return [
-        max(later - earlier for earlier, later in zip(moments, moments[1:], strict=False))
-        for _, moments in sorted(times.items())
-    ]
+    return [max(later - earlier for earlier, later in pairwise(moments)) for _, moments in sorted(times.items())]
 
 
 def draw(recording: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Kill a worker under 16 streams and write down what the clients saw:  python docs/demo/record.py RECORDING.json
 
 Needs a running server with two workers (`python launch.py --workers 2`) and the right to kill its processes. The same
-16 greedy requests run twice, undisturbed and with a kill -9 midway, so the recording also says whether the tokens differ.
+16 greedy requests run twice, undisturbed and with a kill -9 midway, so the recording also says whether tokens differ.
 `draw.py` makes the picture of it.
 """
 
