@@ -25,7 +25,7 @@ from scheduler.commit import commit
 from scheduler.connections import Connections
 from scheduler.planner import HoldPolicy, Planner
 from scheduler.queue import RequestQueue
-from scheduler.replica import Replica
+from scheduler.replica import Replica, Step
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
 from scheduler.workers import Worker, describe, refusal
@@ -185,24 +185,17 @@ class Engine:
             return
         worker.last_seen = now
         replica = self.replicas[worker.hello.replica]
-        problem = None
         tokens = np.zeros(0, dtype=np.int32)
         if not replica.in_flight:
-            problem = f"result of step {result.step}, but none is in flight"
+            problem: str | None = f"result of step {result.step}, but none is in flight"
         else:
             step = replica.in_flight[0]
             try:
                 tokens = unpack(result.tokens, "tokens")
             except MalformedFrame as error:
                 problem = str(error)
-            if result.step != step.step:
-                problem = f"result of step {result.step} instead of {step.step}"
-            elif result.digest != step.digest:
-                problem = f"step {step.step}: digest {result.digest:#x} instead of {step.digest:#x}"
-            elif len(tokens) != len(step.rows):
-                problem = f"step {step.step}: {len(tokens)} tokens instead of {len(step.rows)}"
-            elif len(tokens) and int(tokens.max()) >= self.model.vocab_size:
-                problem = f"step {step.step}: token {int(tokens.max())} is outside the vocabulary"
+            else:
+                problem = _disagreement(step, result, tokens, self.model.vocab_size)
         if problem is not None:
             self._diverged(worker, problem)
             return
@@ -508,6 +501,19 @@ class Engine:
 
     def _log(self, level: int, text: str) -> None:
         self._actions.append(e.Log(level, text))
+
+
+def _disagreement(step: Step, result: m.ModelRunnerOutput, tokens: I32, vocab_size: int) -> str | None:
+    """What of a result contradicts the step it should be of; None: nothing."""
+    if result.step != step.step:
+        return f"result of step {result.step} instead of {step.step}"
+    if result.digest != step.digest:
+        return f"step {step.step}: digest {result.digest:#x} instead of {step.digest:#x}"
+    if len(tokens) != len(step.rows):
+        return f"step {step.step}: {len(tokens)} tokens instead of {len(step.rows)}"
+    if len(tokens) and int(tokens.max()) >= vocab_size:
+        return f"step {step.step}: token {int(tokens.max())} is outside the vocabulary"
+    return None
 
 
 def _unknown(request_id: str) -> InvalidRequest:
