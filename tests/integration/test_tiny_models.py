@@ -18,7 +18,7 @@ import pytest
 
 from protocol.messages import SamplingParams
 from tests.integration import oracle
-from tests.integration.asking import Question, ask_all, ask_each, tokens_of
+from tests.integration.asking import Question, ask_all, ask_each, tokens_of, under
 from tests.integration.deployment import Deployment
 from tests.integration.oracle import Case
 from tests.tiny_model import tiny_model
@@ -108,7 +108,7 @@ def test_repeated_prompt_finds_all_its_full_blocks_but_the_last_token(world: Wor
 def test_prefix_blocks_are_shared_only_under_the_same_salt(world: World, deployment: Deployment) -> None:
     question = [Question(prompt_of(4 * world.block_size + 1, seed=2), GREEDY)]
     endpoint = deployment.endpoints["client"]
-    cached = [ask_all(endpoint, question, salt=salt)[0].usage.cached_tokens for salt in ("a", "a", "b", "b")]
+    cached = [ask_all(endpoint, under(salt, question))[0].usage.cached_tokens for salt in ("a", "a", "b", "b")]
     assert cached == [0, 4 * world.block_size] * 2
 
 
