@@ -30,7 +30,7 @@ INTS = st.integers(-(2**63), 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 
 
-def messages_of(kind: type) -> st.SearchStrategy[Any]:
+def messages_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     """Any value of a message type, from its fields' types."""
     hints = typing.get_type_hints(kind)
     fields = {name: values_of(UINT64 if name in ("digest", "seed") else hints[name]) for name in kind.__struct_fields__}

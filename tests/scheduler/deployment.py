@@ -47,6 +47,31 @@ def greedy(max_tokens: int = 8, **more: Any) -> m.SamplingParams:
     return m.SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, **more})
 
 
+def hello_of(worker: SimulatedWorker, **changes: Any) -> m.Hello:
+    """What a worker says first, with some fields changed."""
+    scenario = worker.scenario
+    fields: dict[str, Any] = {
+        "worker_id": worker.worker_id,
+        "incarnation": worker.incarnation,
+        "replica": worker.replica,
+        "rank": 0,
+        "tp_size": 1,
+        "pid": 1,
+        "model_fingerprint": scenario.model.fingerprint,
+        "block_size": scenario.config.block_size,
+        "groups": scenario.model.cache_groups,
+        "num_blocks": scenario.num_blocks[worker.replica],
+        "max_model_len": scenario.config.max_model_len,
+        "max_num_seqs": scenario.config.max_num_seqs,
+        "kv_memory_id": worker.incarnation,
+        "device": "cpu",
+        "dtype": "float32",
+        "attention_backend": "simulated",
+        "backend_reason": "",
+    }
+    return m.Hello(**{**fields, **changes})
+
+
 class Deployment:
     """`num_blocks`: per replica, the null block included. Workers start at once unless `start` is False."""
 
@@ -91,35 +116,18 @@ class Deployment:
         self.incarnations[replica] += 1
         worker = SimulatedWorker(self.scenario, replica, self.incarnations[replica])
         self.workers[replica] = worker
-        self.handle(e.FromWorker(worker.identity, self.hello(worker)))
+        self.handle(e.FromWorker(worker.identity, hello_of(worker)))
         return worker
 
-    def hello(self, worker: SimulatedWorker, **changes: Any) -> m.Hello:
-        fields = {
-            "worker_id": worker.worker_id,
-            "incarnation": worker.incarnation,
-            "replica": worker.replica,
-            "rank": 0,
-            "tp_size": 1,
-            "pid": 1,
-            "model_fingerprint": self.model.fingerprint,
-            "block_size": self.config.block_size,
-            "groups": self.model.cache_groups,
-            "num_blocks": self.scenario.num_blocks[worker.replica],
-            "max_model_len": self.config.max_model_len,
-            "max_num_seqs": self.config.max_num_seqs,
-            "kv_memory_id": worker.incarnation,
-            "device": "cpu",
-            "dtype": "float32",
-            "attention_backend": "simulated",
-            "backend_reason": "",
-        }
-        return m.Hello(**{**fields, **changes})
+    def worker(self, replica: int = 0) -> SimulatedWorker:
+        """The living worker of a replica."""
+        worker = self.workers[replica]
+        assert worker is not None
+        return worker
 
     def kill(self, replica: int = 0) -> SimulatedWorker:
         """The worker's process is gone and the supervisor says so. Returns it: it may still have said something."""
-        worker = self.workers[replica]
-        assert worker is not None
+        worker = self.worker(replica)
         self.workers[replica] = None
         exited = m.WorkerExited(worker.worker_id, worker.incarnation, "signal 9")
         self.handle(e.FromSupervisor(b"supervisor", exited))
@@ -127,8 +135,7 @@ class Deployment:
 
     def run_plan(self, replica: int = 0) -> m.ModelRunnerOutput:
         """The worker runs its oldest plan; its result is on its way."""
-        worker = self.workers[replica]
-        assert worker is not None
+        worker = self.worker(replica)
         plan = self.plans[worker.identity].popleft()
         tokens = worker.run(plan)
         result = m.ModelRunnerOutput(plan.epoch, plan.step, pack(tokens), plan.digest, b"")
@@ -137,8 +144,7 @@ class Deployment:
 
     def deliver(self, worker: SimulatedWorker | None = None) -> None:
         """The oldest result under way of a worker arrives."""
-        worker = worker or self.workers[0]
-        assert worker is not None
+        worker = worker or self.worker()
         self.handle(e.FromWorker(worker.identity, self.results[worker.identity].popleft()))
 
     def step(self, replica: int = 0) -> None:

@@ -25,8 +25,7 @@ def test_one_batch_a_step_and_connection_carries_all_streams() -> None:
         deployment.submit(f"r{number}", [number], client=b"even" if number % 2 == 0 else b"odd")
     for _ in range(3):
         deployment.run_plan()
-        worker = deployment.workers[0]
-        assert worker is not None
+        worker = deployment.worker()
         result = deployment.results[worker.identity].popleft()
         actions = deployment.handle(e.FromWorker(worker.identity, result))
         for identity in (b"even", b"odd"):
@@ -95,7 +94,7 @@ def test_clients_that_leave_in_any_state_leave_nothing_behind() -> None:
             deployment.step()
     for number in range(50):
         deployment.handle(e.ClientGone(f"c{number}".encode()))
-        if deployment.plans[deployment.workers[0].identity] and number % 7 == 0:
+        if deployment.plans[deployment.worker().identity] and number % 7 == 0:
             deployment.step()
     deployment.run()
     deployment.check_idle()
@@ -164,6 +163,7 @@ def test_a_slow_readers_batches_are_merged_in_order_and_none_is_lost() -> None:
         outbox.pop(b"a")
     assert [type(message) for message in said] == [m.Accepted, m.TokenBatch, m.Finished]
     merged = said[1]
+    assert isinstance(merged, m.TokenBatch)
     assert unpack(merged.indices).tolist() == [step for step in range(100) for _ in range(2)]
     assert unpack(merged.tokens).tolist() == [step + 5 + one for step in range(100) for one in range(2)]
     assert not outbox.holds(b"a") and outbox.identities() == [b"b"]

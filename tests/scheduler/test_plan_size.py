@@ -11,11 +11,16 @@ from protocol.arrays import pack, unpack
 from protocol.config import EngineConfig
 from scheduler import events as e
 from scheduler.engine import Engine
-from tests.scheduler.deployment import Deployment, greedy, model_of
+from tests.scheduler.deployment import greedy, hello_of, model_of
 from tests.sim.scenario import Scenario
 from tests.sim.worker import SimulatedWorker
 
 BLOCK = 16
+
+
+def plans_in(actions: list[e.Action]) -> list[m.SchedulerOutput]:
+    sent = [action.message for action in actions if isinstance(action, e.ToWorker)]
+    return [message for message in sent if isinstance(message, m.SchedulerOutput)]
 
 
 def steady_decode(rows: int, windows: tuple[int, ...]) -> list[m.SchedulerOutput]:
@@ -29,28 +34,18 @@ def steady_decode(rows: int, windows: tuple[int, ...]) -> list[m.SchedulerOutput
     blocks = 1 + rows * 10 * len(windows)
     scenario = Scenario(0, config, model, [blocks], [], [], {}, 0.0, 0, 0.0, 0.0)
     worker = SimulatedWorker(scenario, 0, 1)
-    hello = Deployment.hello(_Names(config, model, scenario), worker)
     for number in range(rows):
         prompt = [number % 1000, *range(number % BLOCK + 1)]
         engine.handle(e.FromClient(b"client", m.Submit(f"r{number}", pack(prompt), greedy(200))), 0.0)
-    actions = engine.handle(e.FromWorker(worker.identity, hello), 0.0)
-    plans = [action.message for action in actions if isinstance(action, e.ToWorker)][1:]
+    actions = engine.handle(e.FromWorker(worker.identity, hello_of(worker)), 0.0)
+    plans = plans_in(actions)
     for _ in range(2 + 3 * BLOCK):
         step = engine.replicas[0].in_flight[0]
         tokens = np.full(len(step.rows), 7)
         result = m.ModelRunnerOutput(0, step.step, pack(tokens), step.digest, b"")
         actions = engine.handle(e.FromWorker(worker.identity, result), 0.0)
-        plans += [action.message for action in actions if isinstance(action, e.ToWorker)]
+        plans += plans_in(actions)
     return plans[2:]
-
-
-class _Names:
-    """The three things that a hello is made of."""
-
-    def __init__(self, config: EngineConfig, model: object, scenario: Scenario):
-        self.config = config
-        self.model = model
-        self.scenario = scenario
 
 
 @pytest.mark.parametrize("rows", [1, 64, 1024])

@@ -7,7 +7,7 @@ import pytest
 from protocol import messages as m
 from protocol.arrays import pack
 from scheduler import events as e
-from tests.scheduler.deployment import Deployment, greedy
+from tests.scheduler.deployment import Deployment, greedy, hello_of
 from tests.sim.worker import SimulatedWorker
 
 TOKENS = 12
@@ -44,7 +44,7 @@ def test_twenty_deaths_in_a_row_lose_and_repeat_nothing() -> None:
         deployment.submit(f"r{number}", [number, 5, 6], greedy(30))
     for death in range(20):
         replica = death % 2
-        if deployment.plans[deployment.workers[replica].identity]:
+        if deployment.plans[deployment.worker(replica).identity]:
             deployment.step(replica)
         deployment.kill(replica)
         deployment.start(replica)
@@ -139,8 +139,8 @@ def test_a_result_of_an_old_epoch_under_the_new_identity_is_dropped() -> None:
     late = deployment.run_plan()
     deployment.kill()
     deployment.start()
-    worker = deployment.workers[0]
-    assert worker is not None and late.epoch == 0
+    worker = deployment.worker()
+    assert late.epoch == 0
     deployment.handle(e.FromWorker(worker.identity, late))
     deployment.run()
     assert deployment.tokens["r"] == deployment.golden("r")
@@ -152,7 +152,7 @@ def test_a_second_incarnation_takes_the_place_of_the_first() -> None:
     deployment.engine.watchers.add(b"supervisor")
     deployment.submit("r", [1, 2, 3])
     deployment.step()
-    old = deployment.workers[0]
+    old = deployment.worker()
     deployment.start()
     kills = [a.message for a in deployment.actions if isinstance(a, e.ToSupervisor)]
     assert [k.incarnation for k in kills if isinstance(k, m.KillWorker)] == [old.incarnation]
@@ -163,8 +163,7 @@ def test_a_second_incarnation_takes_the_place_of_the_first() -> None:
 def test_a_plan_that_cannot_be_sent_is_a_death() -> None:
     deployment = Deployment(replicas=2)
     deployment.submit("r", [1, 2, 3])
-    worker = deployment.workers[0]
-    assert worker is not None
+    worker = deployment.worker()
     deployment.workers[0] = None
     deployment.handle(e.WorkerUnreachable(worker.identity, "no route"))
     assert not deployment.engine.replicas[0].ready
@@ -187,8 +186,7 @@ def test_the_notice_of_a_death_that_was_dealt_with_changes_nothing() -> None:
 def test_a_slow_step_is_no_death_while_the_worker_beats() -> None:
     deployment = Deployment(heartbeat_timeout_s=3.0)
     deployment.submit("r", [1, 2, 3])
-    worker = deployment.workers[0]
-    assert worker is not None
+    worker = deployment.worker()
     for second in range(1, 30):
         deployment.now = float(second)
         deployment.handle(e.FromWorker(worker.identity, m.Heartbeat(worker.worker_id, worker.incarnation, "ready")))
@@ -204,8 +202,7 @@ def test_a_silent_worker_is_fenced_and_a_late_awakening_repeats_no_token() -> No
     deployment.submit("r", [1, 2, 3])
     deployment.step()
     late = deployment.run_plan()
-    stopped = deployment.workers[0]
-    assert stopped is not None
+    stopped = deployment.worker()
     deployment.now = 2.9
     deployment.handle(e.Tick())
     assert deployment.engine.replicas[0].ready
@@ -239,8 +236,7 @@ def test_a_worker_that_disagrees_is_fenced_and_the_stream_goes_on(changes: dict,
     deployment = Deployment()
     deployment.engine.watchers.add(b"supervisor")
     deployment.submit("r", [1, 2, 3])
-    worker = deployment.workers[0]
-    assert worker is not None
+    worker = deployment.worker()
     result = result_with(deployment.run_plan(), **changes)
     actions = deployment.handle(e.FromWorker(worker.identity, result))
     records = [action for action in actions if isinstance(action, e.WriteFlightRecord)]
@@ -255,8 +251,7 @@ def test_a_worker_that_disagrees_is_fenced_and_the_stream_goes_on(changes: dict,
 
 def test_a_result_nobody_asked_for_is_divergence() -> None:
     deployment = Deployment()
-    worker = deployment.workers[0]
-    assert worker is not None
+    worker = deployment.worker()
     actions = deployment.handle(e.FromWorker(worker.identity, m.ModelRunnerOutput(0, 0, b"", 0, b"")))
     assert any(isinstance(action, e.WriteFlightRecord) for action in actions)
     assert not deployment.engine.replicas[0].ready
@@ -265,8 +260,7 @@ def test_a_result_nobody_asked_for_is_divergence() -> None:
 def test_a_refused_plan_fences_the_worker_that_refused_it() -> None:
     deployment = Deployment()
     deployment.submit("r", [1, 2, 3])
-    worker = deployment.workers[0]
-    assert worker is not None
+    worker = deployment.worker()
     refused = m.PlanRefused(epoch=0, step=0, reason="digest", expected=1, actual=2)
     actions = deployment.handle(e.FromWorker(worker.identity, refused))
     records = [action for action in actions if isinstance(action, e.WriteFlightRecord)]
@@ -310,7 +304,7 @@ def test_a_failed_row_ends_its_request_and_nothing_it_computed_is_found() -> Non
 def test_a_worker_that_does_not_match_is_refused_with_both_values(changes: dict, named: tuple[str, ...]) -> None:
     deployment = Deployment(start=False)
     worker = SimulatedWorker(deployment.scenario, 0, 1)
-    (action, *_) = deployment.handle(e.FromWorker(worker.identity, deployment.hello(worker, **changes)))
+    (action, *_) = deployment.handle(e.FromWorker(worker.identity, hello_of(worker, **changes)))
     assert isinstance(action, e.ToWorker) and isinstance(action.message, m.Refused)
     assert all(word in action.message.reason for word in ("worker-0", *named))
     assert not deployment.engine.replicas[0].ready and not deployment.engine.workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ LEGAL = {
 }
 
 
-def request(**sampling: object) -> Request:
+def request(**sampling: Any) -> Request:
     prompt = np.array([5, 6, 7], dtype=np.int32)
     params = SamplingParams(**sampling)
     return Request(

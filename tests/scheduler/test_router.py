@@ -18,8 +18,6 @@ def admitted_tokens(deployment: Deployment) -> list[int]:
 def warm(deployment: Deployment, prompt: list[int], replica: int) -> None:
     """Leave the prompt's blocks in the cache of one replica."""
     other = 1 - replica
-    worker = deployment.workers[other]
-    assert worker is not None
     deployment.kill(other)
     deployment.submit("warm", prompt, greedy(1))
     deployment.run()
