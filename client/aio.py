@@ -8,6 +8,7 @@ says nothing at all for `timeout_s` after that is unavailable.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -338,5 +339,10 @@ def _submit_frame(
     try:
         sampling = msgspec.convert(msgspec.to_builtins(sampling), m.SamplingParams, strict=True)
         return codec.encode(m.Submit(request_id, packed, sampling, priority, cache_salt))
-    except (msgspec.ValidationError, OverflowError, TypeError) as error:
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at ")
+        place = re.search(r"\$\[(\d+)\]", path)  # structs travel as arrays: the path counts fields
+        name = m.SamplingParams.__struct_fields__[int(place[1])] if place else "sampling"
+        raise RequestRejected("invalid_request", f"{name}: {problem}", name) from None
+    except (OverflowError, TypeError) as error:
         raise RequestRejected("invalid_request", f"sampling parameters: {error}", "sampling") from None

@@ -319,7 +319,7 @@ class Engine:
         self._check_capacity(len(prompt))
         if len(self.queue) >= self.config.max_waiting:
             raise InvalidRequest("overloaded", f"{len(self.queue)} requests wait already")
-        sampling = submit.sampling
+        sampling, most = submit.sampling, self.max_model_len
         drawn = self._random.getrandbits(64)
         stop_ids = sampling.stop_token_ids
         if not sampling.ignore_eos:
@@ -329,15 +329,15 @@ class Engine:
             submit.request_id,
             prompt,
             m.SamplingParams(
-                max_tokens=sampling.max_tokens,
+                max_tokens=min(sampling.max_tokens, most),  # the wire allows 64 bits unsigned, arrays do not
                 temperature=sampling.temperature,
-                top_k=sampling.top_k,
+                top_k=sampling.top_k if sampling.top_k < self.model.vocab_size else 0,
                 top_p=sampling.top_p,
                 min_p=sampling.min_p,
                 seed=drawn if sampling.seed is None else sampling.seed,
                 stop_token_ids=stop_ids,
                 ignore_eos=sampling.ignore_eos,
-                min_tokens=sampling.min_tokens,
+                min_tokens=min(sampling.min_tokens, most),
             ),
             limit=min(len(prompt) + sampling.max_tokens, self.max_model_len),
             stop_ids=stop_ids,

@@ -1,4 +1,4 @@
-"""Deployments that several tests share: each takes about four seconds to start, so what leaves one whole uses it too."""
+"""Deployments that several tests share: each takes about four seconds to start, and what leaves one whole may use it."""
 
 from __future__ import annotations
 
