@@ -77,6 +77,8 @@ class Engine:
         """By worker id: its latest hello, state and epoch, dead or alive; for the status."""
         self.watchers: set[bytes] = set()
         self.dropped_frames = 0
+        self._strange_messages = 0
+        """Well-formed, but from someone who never was a worker of ours."""
         self.shutting_down = False
         self._arrivals = 0
         self._random = random.Random(config.seed)
@@ -263,7 +265,7 @@ class Engine:
             if identity.startswith(hello.worker_id.encode() + b"-"):
                 self.replicas[hello.replica].stats.fenced_messages += 1
                 return
-        self.dropped_frames += 1
+        self._strange_messages += 1
 
     def _worker_of(self, replica: Replica) -> Worker | None:
         return next((w for w in self.workers.values() if w.hello.replica == replica.index), None)
@@ -484,7 +486,7 @@ class Engine:
             requests=len(self.requests),
             workers=tuple(describe(*self.last_hello[worker_id]) for worker_id in sorted(self.last_hello)),
             replicas=tuple(_replica_status(replica) for replica in self.replicas),
-            dropped_frames=self.dropped_frames,
+            dropped_frames=self.dropped_frames + self._strange_messages,
         )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Deployments that several tests share: each takes about four seconds to start, and what leaves one whole may use it."""
+"""Deployments that several tests share: each takes seconds to start, and what leaves one whole may use it too."""
 
 from __future__ import annotations
 
