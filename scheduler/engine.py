@@ -117,6 +117,7 @@ class Engine:
             case e.Tick(dropped_frames):
                 self.dropped_frames = dropped_frames
                 self._look_for_silent_workers(now)
+                self._look_for_gone_clients()
 
     def _pump(self, now: float) -> None:
         """Plan for every replica that may have another step in flight, until none has anything to run."""
@@ -258,6 +259,13 @@ class Engine:
         for worker in list(self.workers.values()):
             if now - worker.last_seen > limit:
                 self._fence(worker, f"no sign of life for {now - worker.last_seen:.1f} s (limit {limit:g} s)")
+
+    def _look_for_gone_clients(self) -> None:
+        """A client whose requests wait is sent nothing by itself; an empty batch fails to be sent if it has left."""
+        for index in sorted({request.connection for request in self.queue}):
+            connection = self.connections.by_index(index)
+            if connection is not None:
+                self._actions.append(e.ToClient(connection.identity, m.TokenBatch(0, b"", b"", b"")))
 
     def _count_fenced(self, identity: bytes) -> None:
         """A message of an old incarnation or epoch: it changes nothing. Identities read "name-hex"."""
