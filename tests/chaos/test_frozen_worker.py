@@ -76,7 +76,7 @@ def test_requests_of_a_frozen_worker_move_and_it_is_replaced(impatient: Deployme
 
 
 def test_worker_that_thaws_after_its_requests_moved_can_change_nothing(impatient: Deployment) -> None:
-    """The supervisor stands still too, so nobody kills the worker: it wakes up as a zombie and reports its last step."""
+    """The supervisor stands still too, so nobody kills the worker: it wakes up late and reports its last step."""
     assert impatient.process is not None
     golden = run(impatient.endpoints["client"], wishes(16, TOKENS))
     pid = impatient.pids["worker-0"]

@@ -18,7 +18,7 @@ PLACES = (
     *("France", "Japan", "Peru", "Kenya", "Spain", "Norway", "Egypt", "India"),
     *("Chile", "Ghana", "Cuba", "Iran", "Laos", "Mali", "Oman", "Togo"),
 )
-TOKENS = 24
+TOKENS = 16
 
 
 def test_sixteen_conversations_outlive_a_killed_worker(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,19 +58,19 @@ def test_stop_under_load_is_orderly_and_tells_the_clients(
         assert not server.ready_file.exists()
         assert not list((tmp_path / "run").iterdir())
     finally:
-        server._destroy()
+        server.destroy()
 
 
 def test_stop_during_the_start_is_orderly(tmp_path: Path, tiny_folder: Path) -> None:
     server = Deployment(tmp_path, "--model", str(tiny_folder), "--workers", "2")
     with open(server.log, "wb") as log:
-        server.process = subprocess.Popen(server._command, stdout=log, stderr=log, env=server.environment)
+        server.process = subprocess.Popen(server.command, stdout=log, stderr=log, env=server.environment)
     try:
         server.wait_until(lambda: "worker-1 started" in server.text, 30, "workers start")
         server.stop(signal.SIGINT)
         assert not list((tmp_path / "run").iterdir())
     finally:
-        server._destroy()
+        server.destroy()
 
 
 def test_supervisor_killed_with_9_takes_everything_along(tmp_path: Path, tiny_folder: Path) -> None:
@@ -107,7 +108,7 @@ def test_supervisor_killed_with_9_takes_everything_along(tmp_path: Path, tiny_fo
         assert not left & {path.name for path in (tmp_path / "run").iterdir() if path.name != "current"}
         server.stop()
     finally:
-        server._destroy()
+        server.destroy()
 
 
 def test_killed_scheduler_loses_requests_with_an_error_and_serves_again(server: Deployment) -> None:
@@ -124,7 +125,7 @@ def test_killed_scheduler_loses_requests_with_an_error_and_serves_again(server: 
                 await asyncio.wait_for(stream, 20)
 
     asyncio.run(main())
-    server._close_client()  # a connection of the test itself, so that its view begins anew
+    server.close_client()  # a connection of the test itself, so that its view begins anew
     server.wait_in_service(WORKERS, not_pids=[before[name] for name in WORKERS])
     assert not set(server.pids.values()) & set(before.values())
     assert set(server.pids) == set(before)
@@ -147,7 +148,7 @@ def test_worker_that_keeps_dying_is_reported_while_the_others_serve(tmp_path: Pa
         (model / "new").replace(model / "model.safetensors")  # never in place: the living worker has it mapped
         dead = server.kill("worker-1")
         reason = "worker-1 .* ended: exit code 78: .*model.safetensors is no readable safetensors file.*; restarted in"
-        server.wait_until(lambda: _count(reason, server.text) >= 2, 30, "two failed restarts")
+        server.wait_until(lambda: re.search(reason, server.text), 30, "a failed restart")
         assert run(server.endpoints["client"], wishes(4, 8))[0].reason == "length"
         states = {worker.worker_id: worker.state for worker in server.status().workers}
         assert states == {"worker-0": "ready", "worker-1": "dead"}
@@ -155,12 +156,6 @@ def test_worker_that_keeps_dying_is_reported_while_the_others_serve(tmp_path: Pa
         (model / "new").write_bytes(weights)
         (model / "new").replace(model / "model.safetensors")
         server.wait_in_service(WORKERS, not_pids=[dead], timeout_s=30)
-
-
-def _count(pattern: str, text: str) -> int:
-    import re
-
-    return len(re.findall(pattern, text))
 
 
 def test_scheduler_imports_no_compute_library_and_stays_small(server: Deployment) -> None:
@@ -178,7 +173,7 @@ def test_scheduler_imports_no_compute_library_and_stays_small(server: Deployment
 def test_idle_deployment_sleeps(server: Deployment) -> None:
     """Scheduler, workers and supervisor together: under 5% of a core."""
     assert server.process is not None
-    server._close_client()
+    server.close_client()
     processes = [psutil.Process(pid) for pid in (server.process.pid, *server.pids.values())]
 
     def seconds() -> float:

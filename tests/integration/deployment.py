@@ -43,11 +43,11 @@ class Deployment:
         self.log = folder / "log"
         self.environment = {**os.environ, "PAGEPLANE_RUNTIME": str(folder / "run"), "COLUMNS": "200"}
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self._command = [sys.executable, str(ROOT / "launch.py"), "--ready-file", str(self.ready_file), *flags]
+        self.command = [sys.executable, str(ROOT / "launch.py"), "--ready-file", str(self.ready_file), *flags]
         if settings:
             lines = (f"{name} = {json.dumps(value)}" for name, value in settings.items())
             (folder / "settings.toml").write_text("\n".join(lines) + "\n")
-            self._command += ["--config", str(folder / "settings.toml")]
+            self.command += ["--config", str(folder / "settings.toml")]
         self._client: Client | None = None
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -57,7 +57,7 @@ class Deployment:
         try:
             self.start()
         except BaseException:
-            self._destroy()
+            self.destroy()
             raise
         return self
 
@@ -66,19 +66,19 @@ class Deployment:
             if kind is None:
                 self.stop()
         finally:
-            self._destroy()
+            self.destroy()
 
     def start(self) -> None:
         """Start it and wait until requests can be served. Fails with the log if it ends or takes too long."""
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, cwd=self.folder
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, cwd=self.folder
             )
         self.wait_until(self.ready_file.exists, START_S, "ready")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> float:
         """Stop it by a signal to launch.py; seconds until that ended. Fails if it is slow or leaves a process."""
-        self._close_client()
+        self.close_client()
         assert self.process is not None
         began = time.monotonic()
         self.process.send_signal(number)
@@ -110,8 +110,9 @@ class Deployment:
                 continue  # ended, or another user's
         return found
 
-    def _destroy(self) -> None:
-        self._close_client()
+    def destroy(self) -> None:
+        """End whatever is left of it, by force and without a word."""
+        self.close_client()
         for process in self._family():
             try:
                 process.kill()
@@ -171,7 +172,8 @@ class Deployment:
             timeout=timeout_s,
         )
 
-    def _close_client(self) -> None:
+    def close_client(self) -> None:
+        """Disconnect; the next use of `client` connects anew."""
         if self._client is not None:
             client, self._client = self._client, None
             client.close()
