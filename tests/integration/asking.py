@@ -37,25 +37,36 @@ def ask_all(
     async def run() -> list[Completion]:
         total = 0
 
-        async def answer(client: AsyncClient, question: Question) -> Completion:
+        def count(more: int) -> None:
             nonlocal total
-            chunks = []
-            async for chunk in client.generate(question.prompt, question.sampling, cache_salt=question.salt):
-                chunks.append(chunk)
-                total += len(chunk.token_ids)
-                on_tokens(total)
-            return Completion.join(chunks)
+            total += more
+            on_tokens(total)
 
         async with AsyncClient(endpoint) as client:
             await client.tokenizer()
-            return await asyncio.gather(*(answer(client, question) for question in questions))
+            return await asyncio.gather(*(_answer(client, question, count) for question in questions))
 
     return asyncio.run(run())
 
 
 def ask_each(endpoint: str, questions: Sequence[Question]) -> list[Completion]:
     """One after the other: each is alone when it runs."""
-    return [answer for question in questions for answer in ask_all(endpoint, [question])]
+
+    async def run() -> list[Completion]:
+        async with AsyncClient(endpoint) as client:
+            return [await _answer(client, question) for question in questions]
+
+    return asyncio.run(run())
+
+
+async def _answer(
+    client: AsyncClient, question: Question, on_more: Callable[[int], None] = lambda more: None
+) -> Completion:
+    chunks = []
+    async for chunk in client.generate(question.prompt, question.sampling, cache_salt=question.salt):
+        chunks.append(chunk)
+        on_more(len(chunk.token_ids))
+    return Completion.join(chunks)
 
 
 def tokens_of(answers: Sequence[Completion]) -> list[list[int]]:

@@ -85,12 +85,17 @@ def load(model: Path) -> Any:
 
 
 def verdict(model: Any, case: Case) -> Verdict:
-    """The same in this process, with a loaded model."""
+    """The same in this process, with a loaded model. One thread: on a busy machine several wait for each other."""
     import torch
 
     ids, (temperature, seed) = case.prompt + case.output[:-1], (case.sampling.temperature, case.sampling.seed or 0)
-    with torch.inference_mode():
-        logits = model(torch.tensor([ids]), logits_to_keep=len(case.output), use_cache=False).logits[0].numpy()
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids]), logits_to_keep=len(case.output), use_cache=False).logits[0].numpy()
+    finally:
+        torch.set_num_threads(num_threads)
     made = [
         _drawn(row, temperature, seed, len(case.prompt) + index) if temperature else _greedy(row)
         for index, row in enumerate(logits)
@@ -99,9 +104,6 @@ def verdict(model: Any, case: Case) -> Verdict:
 
 
 def _main() -> None:
-    import torch
-
-    torch.set_num_threads(1)
     asked: dict[str, Any] = json.load(sys.stdin)
     model = load(asked["model"])
     for prompt, output, temperature, seed in asked["cases"]:

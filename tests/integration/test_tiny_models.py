@@ -46,8 +46,19 @@ WORLDS = [
 
 @contextmanager
 def deployed(model: Path, *flags: str, **settings: object) -> Iterator[Deployment]:
-    """One float32 worker; at the end every block must be free again."""
-    common = ("--model", str(model), "--workers", "1", "--dtype", "float32", "--kv-memory", "16MiB")
+    """One float32 worker of one thread (the model is tiny); at the end every block must be free again."""
+    common = (
+        "--model",
+        str(model),
+        "--workers",
+        "1",
+        "--dtype",
+        "float32",
+        "--kv-memory",
+        "16MiB",
+        "--threads-per-worker",
+        "1",
+    )
     with (
         tempfile.TemporaryDirectory(prefix="pp-") as folder,
         Deployment(Path(folder), *common, *flags, settings=SETTINGS | settings) as running,
