@@ -7,8 +7,10 @@ the next begins, from the metadata. Tensor names are Hugging Face's. Sources: To
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,10 +18,14 @@ from torch.nn import functional
 from kernels.backend import AttentionBackend
 from kernels.metadata import AttentionMetadata
 from protocol.model_config import ModelConfig
-from worker.layers.linear import Linear
+from worker.layers.head import OutputHead
+from worker.layers.linear import Linear, float32_is_faster
 from worker.layers.ops import make_ops
 from worker.layers.rope import rope_table
 from worker.weights import WeightSource
+
+_WIDENING_SHARE = 0.1
+"""Second copies of weights may take this share of the memory that is free when the model is loaded."""
 
 KVCache = tuple[Tensor, Tensor]  # K and V of one layer, each [num_blocks, Hkv, block_size, D]
 
@@ -41,12 +47,13 @@ class LlamaModel:
         self._weights: WeightSource | None = weights
         self._shapes = self.tensor_shapes(config)
         self.ops = make_ops(dtype, device)
+        self.widen = _may_widen(config, dtype, self.device)
         self.rope = rope_table(config, max_positions, device)  # float32 [max_positions, D]
         self.embedding = self._load("model.embed_tokens.weight")  # [V, H]
         self.layers = [DecoderLayer(self, index) for index in range(config.num_layers)]
         self.norm = self._load("model.norm.weight").float()
         head = self.embedding if config.tie_word_embeddings else self._load("lm_head.weight")
-        self.lm_head = Linear(head)
+        self.lm_head = OutputHead(head)
         self._weights = None  # closes the files
 
     @staticmethod
@@ -105,7 +112,7 @@ class LlamaModel:
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden dtype [R, H], the rows that sample → float32 [R, V]."""
-        return self.lm_head(hidden).float()
+        return self.lm_head(hidden)
 
     def _load(self, name: str) -> Tensor:
         assert self._weights is not None, "weights are loaded once"
@@ -115,7 +122,19 @@ class LlamaModel:
         """The linear layers of these names as one, stacked by their outputs."""
         weight = [self._load(f"{prefix}{name}.weight") for name in names]
         biases = [self._load(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in self._shapes]
-        return Linear(torch.cat(weight), torch.cat(biases) if biases else None)
+        return Linear(torch.cat(weight), torch.cat(biases) if biases else None, widen=self.widen)
+
+
+def _may_widen(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the layers of this model should hold their bfloat16 weights in float32 too, for speed in prefill.
+
+    Not the output head: it sees a row per sequence, and few rows are what bfloat16 is faster for.
+    """
+    if device.type != "cpu" or dtype is not torch.bfloat16:
+        return False
+    shapes = LlamaModel.tensor_shapes(config)
+    extra_bytes = sum(4 * math.prod(shape) for name, shape in shapes.items() if name.startswith("model.layers."))
+    return extra_bytes <= _WIDENING_SHARE * psutil.virtual_memory().available and float32_is_faster()
 
 
 class DecoderLayer:
