@@ -99,7 +99,7 @@ class InputBatch:
         try:
             self._apply_changes(plan)
             counts = self._counts(plan)
-        except (IndexError, ValueError) as error:
+        except (IndexError, ValueError, OverflowError) as error:
             raise PlanError(f"malformed plan: {error}") from error
         self.num_computed += counts
         actual = self.digest.value(self.num_computed)

@@ -14,9 +14,6 @@ from supervisor.flags import _parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WRITTEN_ELSEWHERE = {"docs/performance.md"}
-"""Written with the results of the benchmark, which needs another machine than the one that tests this."""
-
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 SYMBOL = re.compile(r"`([\w./-]+\.py):([A-Za-z_][\w.]*)`")
 PLAIN_PATH = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|md|svg|json|toml))`")
@@ -60,8 +57,7 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        known = file.exists() or name(file) in WRITTEN_ELSEWHERE
-        if not known or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
             broken.append(target)
     assert not broken
 
