@@ -6,8 +6,9 @@ in float32 for 1 to 64 rows. (The operators are those that torch.compile uses fo
 
 On that Xeon bfloat16 products reach 88 GFLOP/s a core, float32 ones 165: bfloat16 halves the bytes of a weight, which
 decides for few rows, but not the time of its arithmetic, which decides for many. So a bfloat16 layer may hold its
-weight also in float32, for batches of many rows (products of bfloat16 are exact in float32, so only the order of sums
-differs). Where bfloat16 arithmetic is the faster one (AMX), `float32_is_faster` says no.
+weight in float32 too, for batches of many rows (products of bfloat16 are exact in float32; only the order of sums
+differs). SmolLM2-135M, one core: prefill of 256 tokens 710 → 440 ms; break-even at 24 rows. Where bfloat16 arithmetic
+is the faster one (AMX), `float32_is_faster` says no.
 """
 
 from __future__ import annotations
