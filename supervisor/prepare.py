@@ -120,6 +120,7 @@ def child_environment(threads: int) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     return {
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait by spinning keep the cores from the other processes
         **os.environ,
         **dict.fromkeys(counts, str(threads)),
         "PYTHONPATH": path,
