@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.sampler import FAILED, SamplingBatch, greatest, greatest_values, sample
+from worker.sampler import FAILED, SamplingBatch, sample
+from worker.top import greatest, top
 from worker.uniform import uniform, uniform_numpy
 
 
@@ -206,10 +207,12 @@ def test_greatest_is_max_with_the_first_index(vocab: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 50, 64, 65, 128])
 @pytest.mark.parametrize("vocab", [128, 1000, 4096, 9001])
-def test_greatest_values_equal_those_of_a_sort(vocab: int, count: int) -> None:
+def test_top_values_equal_those_of_a_sort_and_stand_at_their_indices(vocab: int, count: int) -> None:
     rows = random_logits(6, vocab, seed=count)
     rows[3:] = rows[3:].round()  # ties
-    assert torch.equal(greatest_values(rows, count), rows.sort(dim=1, descending=True).values[:, :count])
+    values, indices = top(rows, count)
+    assert torch.equal(values, rows.sort(dim=1, descending=True).values[:, :count])
+    assert torch.equal(rows.gather(1, indices), values)
 
 
 def test_uniform_is_the_documented_function() -> None:
