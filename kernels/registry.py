@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -60,19 +61,22 @@ def _no_cuda() -> str | None:
     return None if torch.cuda.is_available() else "no CUDA device"
 
 
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's interpreter runs its kernels on CPU tensors, slowly: for tests, and never chosen unless asked for."""
+
 _HALVES_AND_FLOAT = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 BACKENDS: tuple[BackendSpec, ...] = (
     BackendSpec(
         name="triton",
-        rank=0,
+        rank=3 if _INTERPRETED else 0,
         module="kernels.triton.backend",
         summary="Triton: one kernel for prefill and decode",
-        devices=frozenset({"cuda"}),
+        devices=frozenset({"cpu"} if _INTERPRETED else {"cuda"}),
         dtypes=_HALVES_AND_FLOAT,
         max_head_dim=256,
         needs=("triton",),
-        unavailable=_no_cuda,
+        unavailable=(lambda: None) if _INTERPRETED else _no_cuda,
     ),
     BackendSpec(
         name="cpu",

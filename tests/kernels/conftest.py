@@ -1,17 +1,35 @@
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from kernels.backend import AttentionBackend
-from kernels.registry import BACKENDS
+from kernels.registry import BACKENDS, BackendSpec, find
 from kernels.selector import AttentionShape, why_not
 
-RUNNABLE = [
-    spec for spec in BACKENDS if why_not(spec, AttentionShape("cpu", torch.float32, head_dim=64, block_size=16)) is None
-]
+
+def interpreted_triton() -> BackendSpec:
+    """The Triton backend on CPU tensors: its kernels are interpreted if they are imported under this variable."""
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        import kernels.triton.backend
+
+        assert kernels.triton.backend.INTERPRETED
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+    return dataclasses.replace(find("triton"), devices=frozenset({"cpu"}), unavailable=lambda: None)
+
+
+SHAPE = AttentionShape("cpu", torch.float32, head_dim=64, block_size=16)
+RUNNABLE = [spec for spec in BACKENDS if spec.name != "triton" and why_not(spec, SHAPE) is None]
+if not torch.cuda.is_available():  # on a GPU they are compiled, and tested there
+    RUNNABLE.append(interpreted_triton())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,7 +30,8 @@ def test_every_position_sees_exactly_its_window(backend: AttentionBackend, block
     for p in range(LAST + 1):
         k_cache[table[p // block_size], 0, p % block_size] = 0
         v_cache[table[p // block_size], 0, p % block_size] = torch.eye(HEAD_DIM)[p]
-    for window in range(1, 10):
+    windows = (1, 4, 9) if backend.name == "triton" else range(1, 10)  # interpreted: a thousand times slower
+    for window in windows:
         visible = torch.ones(LAST + 1, LAST + 1).tril().triu(1 - window)  # dense mask [query, key]
         expected = visible / visible.sum(1, keepdim=True)
         prefill = AttentionMetadata.build([LAST + 1], [LAST + 1], [table], block_size)
