@@ -21,9 +21,11 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 def _block_ids(table_ptr, start, end, TILE: tl.constexpr, PAGE: tl.constexpr, CONTIGUOUS: tl.constexpr):
     """The block id(s) of the tile of keys that begins at `start`, int64: one, or one per key. 0 beyond `end`."""
     if CONTIGUOUS:
-        return tl.load(table_ptr + start // PAGE, mask=start < end, other=0).to(tl.int64)
-    keys = start + tl.arange(0, TILE)
-    return tl.load(table_ptr + keys // PAGE, mask=keys < end, other=0).to(tl.int64)
+        ids = tl.load(table_ptr + start // PAGE, mask=start < end, other=0).to(tl.int64)
+    else:
+        keys = start + tl.arange(0, TILE)
+        ids = tl.load(table_ptr + keys // PAGE, mask=keys < end, other=0).to(tl.int64)
+    return ids
 
 
 @triton.jit

@@ -41,6 +41,7 @@ class TritonBackend:
     def __init__(self, split_size: int = SPLIT_SIZE) -> None:
         self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self.split_size = split_size
+        self._hopper = INTERPRETED or torch.cuda.get_device_capability()[0] >= 9
         self._plans: weakref.WeakKeyDictionary[AttentionMetadata, dict[tuple[object, ...], list[Launch]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -145,7 +146,7 @@ class TritonBackend:
         seq_lens = metadata.seq_lens.tolist()
         launches = []
         for prefill in (False, True):
-            tiles = pick_tiles(group_size=group, head_dim=head_dim, page=page, prefill=prefill)
+            tiles = pick_tiles(group_size=group, head_dim=head_dim, page=page, prefill=prefill, hopper=self._hopper)
             sequences = [seq for seq, length in enumerate(query_lens) if length and (length > 1) == prefill]
             if not sequences:
                 continue

@@ -20,18 +20,21 @@ class Tiles:
     num_stages: int
 
 
-def pick_tiles(*, group_size: int, head_dim: int, page: int, prefill: bool) -> Tiles:
-    """Rows for at least one token of all heads of a group; 16 rows for decode, 64 for prefill (wgmma needs 64)."""
+def pick_tiles(*, group_size: int, head_dim: int, page: int, prefill: bool, hopper: bool = True) -> Tiles:
+    """Rows for at least one token of all heads of a group; 16 rows for decode, 64 for prefill (wgmma needs 64).
+
+    hopper: compute capability 9 or more. Before it the products live in registers, and tiles of 64 keys spill.
+    """
     rows = 16
     while rows < group_size:
         rows *= 2
     if prefill:
         rows = max(rows, 64)
     wide = head_dim > 128
-    tile = 32 if wide else 64
+    tile = 64 if hopper and not wide else 32
     contiguous = page % tile == 0
-    if not contiguous and page >= 16 and page & (page - 1) == 0 and page < tile and not prefill:
+    if not contiguous and not prefill and page in (16, 32):
         tile, contiguous = page, True  # one page a tile: half the instructions of the gather
-    warps = 8 if wide and prefill else 4
-    stages = 2 if wide or not contiguous else 3
+    warps = 8 if prefill and (wide or (contiguous and not hopper)) else 4
+    stages = 3 if not hopper or contiguous and not (wide and prefill) else 2
     return Tiles(rows, tile, contiguous, warps, stages)

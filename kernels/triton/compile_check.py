@@ -1,0 +1,204 @@
+"""Ahead-of-time proof, without a GPU: every shipped variant of the kernels compiles, and compiles to what it should.
+
+`python -m kernels.triton.compile_check [--arch 80 90] [--table FILE]`: for each variant registers, spills, shared memory and
+the instructions that matter; exit code 1 if one breaks its budget. Needs triton, whose wheel carries the tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
+from kernels.triton.cache import write_kv_kernel
+from kernels.triton.tiles import pick_tiles
+
+SHARED_LIMIT = {80: 164 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that one program may have."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way in which serving calls a kernel. kind: decode, prefill, merge or write."""
+
+    kind: str
+    dtype: str
+    head_dim: int
+    group: int
+    page: int
+    window: int = 0
+    soft_cap: bool = False
+
+    def __str__(self) -> str:
+        extra = (f" window {self.window}" if self.window else "") + (" soft cap" if self.soft_cap else "")
+        return f"{self.kind} {self.dtype} D={self.head_dim} G={self.group} page {self.page}{extra}"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a variant compiled to on one architecture."""
+
+    arch: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    kv_buffers: int
+    wgmma: bool
+    wide_copies: bool
+    problems: tuple[str, ...]
+
+
+VARIANTS: tuple[Variant, ...] = (
+    *(
+        Variant(kind, dtype, 128, 4, page)
+        for kind in ("decode", "prefill")
+        for dtype in ("bf16", "fp16")
+        for page in (16, 64, 128)
+    ),
+    *(Variant(kind, "bf16", 64, 3, 16) for kind in ("decode", "prefill")),
+    *(Variant(kind, "bf16", 128, 7, 64, window=4096) for kind in ("decode", "prefill")),
+    *(Variant(kind, "bf16", 128, 4, 64, soft_cap=True) for kind in ("decode", "prefill")),
+    *(Variant(kind, "bf16", 80, 4, 64) for kind in ("decode", "prefill")),
+    *(Variant(kind, "bf16", 256, 2, 64, window=4096) for kind in ("decode", "prefill")),
+    Variant("merge", "bf16", 128, 4, 64),
+    Variant("write", "bf16", 128, 4, 16),
+    Variant("write", "bf16", 80, 4, 16),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.triton.compile_check", description=__doc__.split("\n")[0])
+    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90], help="compute capabilities (default: 80 90)")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--table", type=Path, help="write the results as a Markdown table")
+    arguments = parser.parse_args()
+    cases = [(variant, arch) for arch in arguments.arch for variant in VARIANTS]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        results = list(pool.map(_check_case, cases))
+    for (variant, _), result in zip(cases, results, strict=True):
+        verdict = "; ".join(result.problems) or "ok"
+        print(
+            f"sm_{result.arch} {str(variant):46} {result.registers:3} regs {result.spill_bytes:4} B spilled "
+            f"{result.shared_bytes // 1024:4} KiB shared  {verdict}"
+        )
+    if arguments.table:
+        arguments.table.write_text(table(zip(cases, results, strict=True)))
+    return 1 if any(result.problems for result in results) else 0
+
+
+def _check_case(case: tuple[Variant, int]) -> Compiled:
+    return check(*case)
+
+
+def check(variant: Variant, arch: int) -> Compiled:
+    """Compile one variant for one architecture and hold it against its budget."""
+    source, options = _source(variant, arch)
+    compiled: Any = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = _run("cuobjdump", "--dump-resource-usage", str(cubin))
+        sass = _run("nvdisasm", "-c", str(cubin))
+    registers = int(re.findall(r"REG:(\d+)", usage)[0])
+    spills = int(re.findall(r"STACK:(\d+)", usage)[0])
+    shared = int(compiled.metadata.shared)
+    buffers = [int(n) for n in re.findall(r"ttg\.local_alloc[^\n]*memdesc<(\d+)x\d+x\d+x", compiled.asm["ttgir"])]
+    wgmma, wide = "HGMMA" in sass, bool(re.search(r"LDGSTS\.E\.\S*128|LDG\.E\.\S*128|UTMALDG", sass))
+    problems = []
+    if spills:
+        problems.append(f"{spills} bytes spilled")
+    if registers > 255:
+        problems.append(f"{registers} registers")
+    if shared > SHARED_LIMIT[arch]:
+        problems.append(f"{shared} bytes of shared memory")
+    if variant.kind in ("decode", "prefill"):
+        if not wide:
+            problems.append("no 16-byte loads")
+        if not buffers or min(buffers) < 2:
+            problems.append(f"K/V buffers {buffers}")
+    if variant.kind == "prefill" and arch == 90 and not wgmma:
+        problems.append("no wgmma")
+    return Compiled(arch, registers, spills, shared, min(buffers, default=0), wgmma, wide, tuple(problems))
+
+
+def _source(variant: Variant, arch: int) -> tuple[ASTSource, dict[str, int]]:
+    """The kernel as the backend would call it: pointers and strides known to be multiples of 16."""
+    element = f"*{variant.dtype}"
+    d_pad = triton.next_power_of_2(variant.head_dim)
+    if variant.kind == "write":
+        return _ast(
+            write_kv_kernel,
+            {**dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), element), "slots_ptr": "*i64"},
+            {"D": variant.head_dim, "D_PAD": d_pad, "PAGE": variant.page},
+        ), {}
+    tiles = pick_tiles(
+        group_size=variant.group,
+        head_dim=variant.head_dim,
+        page=variant.page,
+        prefill=variant.kind != "decode",
+        hopper=arch >= 90,
+    )
+    shape = {"G": variant.group, "D": variant.head_dim, "D_PAD": d_pad, "BLOCK_M": tiles.block_m}
+    pointers = {
+        "out_ptr": element, "partial_ptr": "*fp32", "partial_lse_ptr": "*fp32", "query_start_ptr": "*i32",
+    }  # fmt: skip
+    if variant.kind == "merge":
+        return _ast(merge_splits_kernel, {**pointers, "merges_ptr": "*i32"}, shape), {}
+    pointers |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), element)
+    pointers |= dict.fromkeys(("table_ptr", "seq_len_ptr", "items_ptr"), "*i32")
+    constants = {
+        **shape, "PAGE": variant.page, "TILE": tiles.tile, "WINDOW": variant.window, "SOFT_CAP": variant.soft_cap,
+        "CONTIGUOUS": tiles.contiguous, "FP32_DOT": False,
+    }  # fmt: skip
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    return _ast(paged_attention_kernel, pointers, constants), options
+
+
+def _ast(kernel: Any, pointers: dict[str, str], constants: dict[str, Any]) -> ASTSource:
+    names = kernel.arg_names
+    signature = {}
+    for name in names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in pointers:
+            signature[name] = pointers[name]
+        else:
+            signature[name] = "fp32" if name in ("scale", "soft_cap") else "i32"
+    aligned = [["tt.divisibility", 16]]
+    not_counts = [
+        (index,) for index, name in enumerate(names) if name in pointers or (name.startswith("stride") and name != "stride_table")
+    ]
+    return ASTSource(kernel, signature, constants, dict.fromkeys(not_counts, aligned))
+
+
+def _run(tool: str, *arguments: str) -> str:
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    return subprocess.run([str(program), *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def table(results: Iterable[tuple[tuple[Variant, int], Compiled]]) -> str:
+    """The results as a Markdown table."""
+    lines = ["| arch | variant | registers | shared, KiB | K/V buffers | wgmma |", "|---|---|---|---|---|---|"]
+    for (variant, arch), result in results:
+        facts = asdict(result)
+        lines.append(
+            f"| sm_{arch} | {variant} | {facts['registers']} | {facts['shared_bytes'] // 1024} | "
+            f"{facts['kv_buffers'] or '–'} | {'yes' if result.wgmma else '–'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
