@@ -280,7 +280,7 @@ class ServerInfo(_Message, tag="server_info", frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, array_like=True, frozen=True):
-    """One worker as the scheduler sees it. state: starting, ready, dead."""
+    """One worker as the scheduler sees it. state: ready, dead or refused."""
 
     worker_id: str
     state: str
