@@ -26,6 +26,8 @@ class AttentionMetadata:
     max_seq_len: int
     num_seqs: int
     num_tokens: int
+    host_query_start_loc: Tensor | None = None  # the first two again, in host memory, for who plans work there;
+    host_seq_lens: Tensor | None = None  # None: read them back from the device
 
     @classmethod
     def build(

@@ -12,8 +12,8 @@ from worker.device_table import DeviceTable
 
 def build_metadata(step: StepInputs, tables: list[DeviceTable], device: torch.device) -> list[AttentionMetadata]:
     """Per cache group; positions and lengths are shared, block tables and slots are the group's own."""
-    query_start_loc = torch.from_numpy(step.query_start_loc).to(device)
-    seq_lens = torch.from_numpy(step.seq_lens).to(device)
+    host_query_start_loc, host_seq_lens = torch.from_numpy(step.query_start_loc), torch.from_numpy(step.seq_lens)
+    query_start_loc, seq_lens = host_query_start_loc.to(device), host_seq_lens.to(device)
     max_seq_len = int(step.seq_lens.max())
     max_query_len = int(np.diff(step.query_start_loc).max())
     rows = torch.from_numpy(step.rows).to(device)
@@ -30,6 +30,8 @@ def build_metadata(step: StepInputs, tables: list[DeviceTable], device: torch.de
                 max_seq_len=max_seq_len,
                 num_seqs=len(step.rows),
                 num_tokens=len(step.input_ids),
+                host_query_start_loc=host_query_start_loc,
+                host_seq_lens=host_seq_lens,
             )
         )
     return built

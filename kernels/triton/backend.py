@@ -141,9 +141,9 @@ class TritonBackend:
         if key in plans:
             return plans[key]
         check_metadata(metadata, page)
-        starts = metadata.query_start_loc.tolist()
+        starts = _on_host(metadata.host_query_start_loc, metadata.query_start_loc)
         query_lens = [end - start for start, end in pairwise(starts)][: metadata.num_seqs]
-        seq_lens = metadata.seq_lens.tolist()
+        seq_lens = _on_host(metadata.host_seq_lens, metadata.seq_lens)
         launches = []
         for prefill in (False, True):
             tiles = pick_tiles(group_size=group, head_dim=head_dim, page=page, prefill=prefill, hopper=self._hopper)
@@ -170,6 +170,12 @@ class TritonBackend:
             )
         plans[key] = launches
         return launches
+
+
+def _on_host(host: Tensor | None, device: Tensor) -> list[int]:
+    """The values as Python ints, without waiting for the device if they are in host memory too."""
+    values: list[int] = (device if host is None else host).tolist()
+    return values
 
 
 def create(num_threads: int | None) -> TritonBackend:

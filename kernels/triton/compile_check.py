@@ -1,7 +1,7 @@
 """Ahead-of-time proof, without a GPU: every shipped variant of the kernels compiles, and compiles to what it should.
 
-`python -m kernels.triton.compile_check [--arch 80 90] [--table FILE]`: for each variant registers, spills, shared memory and
-the instructions that matter; exit code 1 if one breaks its budget. Needs triton, whose wheel carries the tools.
+`python -m kernels.triton.compile_check [--arch 80 90] [--table FILE]`: for each variant registers, spills, shared
+memory and the instructions that matter; exit code 1 if one breaks its budget. Triton's wheel carries the tools.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> int:
     for (variant, _), result in zip(cases, results, strict=True):
         verdict = "; ".join(result.problems) or "ok"
         print(
-            f"sm_{result.arch} {str(variant):46} {result.registers:3} regs {result.spill_bytes:4} B spilled "
+            f"sm_{result.arch} {variant!s:46} {result.registers:3} regs {result.spill_bytes:4} B spilled "
             f"{result.shared_bytes // 1024:4} KiB shared  {verdict}"
         )
     if arguments.table:
@@ -178,7 +178,9 @@ def _ast(kernel: Any, pointers: dict[str, str], constants: dict[str, Any]) -> AS
             signature[name] = "fp32" if name in ("scale", "soft_cap") else "i32"
     aligned = [["tt.divisibility", 16]]
     not_counts = [
-        (index,) for index, name in enumerate(names) if name in pointers or (name.startswith("stride") and name != "stride_table")
+        (index,)
+        for index, name in enumerate(names)
+        if name in pointers or (name.startswith("stride") and name != "stride_table")
     ]
     return ASTSource(kernel, signature, constants, dict.fromkeys(not_counts, aligned))
 

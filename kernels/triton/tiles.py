@@ -36,5 +36,5 @@ def pick_tiles(*, group_size: int, head_dim: int, page: int, prefill: bool, hopp
     if not contiguous and not prefill and page in (16, 32):
         tile, contiguous = page, True  # one page a tile: half the instructions of the gather
     warps = 8 if prefill and (wide or (contiguous and not hopper)) else 4
-    stages = 3 if not hopper or contiguous and not (wide and prefill) else 2
+    stages = 3 if not hopper or (contiguous and not (wide and prefill)) else 2
     return Tiles(rows, tile, contiguous, warps, stages)
