@@ -1,4 +1,4 @@
-"""Triton kernels in whole deployments: interpreted on the CPU they serve the tokens of `transformers`, kills included."""
+"""Triton kernels in whole deployments: interpreted on the CPU, with the tokens of `transformers`, a kill included."""
 
 from __future__ import annotations
 
