@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,13 +115,22 @@ def test_tokens_are_those_of_requests_alone_when_their_worker_is_killed_midway(
 def test_tokens_of_requests_preempted_again_and_again_are_those_of_requests_alone(
     questions: list[Question], alone: list[list[int]]
 ) -> None:
-    """Every question, and all but the longest once more under another salt, so that no block is shared."""
+    """Every question, and all but the longest once more under another salt, so that no block is shared.
+
+    The worker is frozen until all of them wait: how fast they arrive must not decide how full the pool gets.
+    """
     longest = max(range(len(questions)), key=lambda index: len(questions[index].prompt))
     others = [index for index in range(len(questions)) if index != longest]
     again = under("again", [questions[index] for index in others])
     flags = ("--workers", "1", "--dtype", "float32", "--block-size", "4", "--kv-memory", TINY_POOL)
     with tempfile.TemporaryDirectory(prefix="pp-") as folder, Deployment(Path(folder), *flags) as tiny:
-        answers = ask_all(tiny.endpoints["client"], [*questions, *again])
+        everything = [*questions, *again]
+        tiny.kill("worker-0", signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as asking:
+            asked = asking.submit(ask_all, tiny.endpoints["client"], everything)
+            tiny.wait_until(lambda: tiny.status().requests == len(everything), 8.0, "all requests to wait")
+            tiny.kill("worker-0", signal.SIGCONT)
+            answers = asked.result()
         assert tokens_of(answers) == [*alone, *(alone[index] for index in others)]
         assert tiny.preemptions() >= 10
         tiny.wait_idle()
