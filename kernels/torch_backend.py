@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_attention, check_metadata, check_write
+from kernels.copying import copy_blocks
 from kernels.metadata import AttentionMetadata
 
 QUERY_CHUNK = 256  # queries scored at once: bounds the score matrix of a long prefill
@@ -77,8 +78,7 @@ class TorchBackend:
 
     def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
         self.counters["copy_blocks"] += 1
-        for cache in caches:
-            cache[dst] = cache[src]  # the right side is gathered first, so chains read the old content
+        copy_blocks(caches, src, dst)
 
     def warm_up(
         self,

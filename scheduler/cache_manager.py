@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protocol.arrays import pack
 from protocol.messages import KVCacheGroupSpec
 from protocol.windows import first_live_block, most_live_blocks
@@ -94,11 +97,15 @@ class KVCacheManager:
             blocks.append([null] * front + live)
         return PrefixHit(length, tuple(blocks))
 
-    def hash_blocks(self, request: Request, num_blocks: int) -> None:
-        """Have the hashes of the first `num_blocks` full blocks of `request.tokens`; none is computed twice."""
+    def hash_blocks(self, request: Request, num_blocks: int, tokens: NDArray[np.int32] | None = None) -> None:
+        """Have the hashes of the first `num_blocks` full blocks of a request; none is computed twice.
+
+        tokens: int32, where its tokens lie while a row holds it; None: `request.tokens`.
+        """
         if len(request.block_hashes) < num_blocks:
+            known = request.tokens if tokens is None else tokens
             first = len(request.block_hashes) * self.block_size
-            following = pack(request.tokens[first : num_blocks * self.block_size])
+            following = pack(known[first : num_blocks * self.block_size])
             extend_chain(request.block_hashes, request.root, following, self.block_size)
 
     def _lookup(self, hashes: list[bytes], group: int) -> list[KVCacheBlock | None]:
@@ -158,13 +165,14 @@ class KVCacheManager:
         With `hit` (admission) its table starts with the hit blocks. None when the pool cannot: nothing has changed.
         """
         if hit is None:
-            have, tables, need = len(request.blocks[0]) if request.blocks else 0, request.blocks, 0
+            have, tables = len(request.blocks[0]) if request.blocks else 0, request.blocks
         else:
-            have, tables, need = hit.num_blocks, hit.blocks, blocks_to_revive(hit)
+            have, tables = hit.num_blocks, hit.blocks
         if not tables:
             tables = tuple([] for _ in self.groups)
         new = max(0, self.blocks_for(num_tokens) - have)
-        if need + new * self.num_groups > self.pool.num_free:
+        need = new * self.num_groups if hit is None else self.blocks_to_admit(request, num_tokens, hit)
+        if need > self.pool.num_free:
             return None
         if hit is not None:
             for blocks in hit.blocks:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from protocol.digest import TableDigest
 from protocol.messages import KVCacheGroupSpec, SchedulerOutput
 from scheduler.batch import RowBatch
-from scheduler.block_hash import extend_chain
 from scheduler.cache_manager import KVCacheManager
 from scheduler.request import Request
 
@@ -155,14 +154,6 @@ def publish_rows(replica: Replica, candidates: NDArray[np.int64]) -> None:
     for row, end in zip(candidates[behind].tolist(), ends[behind].tolist(), strict=True):
         request = rows.requests[row]
         assert request is not None
-        hash_row_blocks(replica, row, request, end)
+        replica.manager.hash_blocks(request, end, rows.token_ids[row])
         replica.manager.publish(request, int(rows.published[row]), end)
         rows.published[row] = end
-
-
-def hash_row_blocks(replica: Replica, row: int, request: Request, num_blocks: int) -> None:
-    """Have the hashes of the first `num_blocks` blocks of a running request."""
-    hashes, size = request.block_hashes, replica.block_size
-    if len(hashes) < num_blocks:
-        following = replica.rows.token_ids[row, len(hashes) * size : num_blocks * size].tobytes()
-        extend_chain(hashes, request.root, following, size)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_attention, check_metadata, check_write
+from kernels.copying import copy_blocks
 from kernels.cpu.attention import attend, rows_of, scratch_bytes
 from kernels.cpu.cache_ops import write_rows
 from kernels.cpu.vectors import BF16, F16, F32, LANES
@@ -102,8 +103,7 @@ class CpuBackend:
 
     def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
         self.counters["copy_blocks"] += 1
-        for cache in caches:
-            cache[dst] = cache[src]  # the right side is gathered first, so chains read the old content
+        copy_blocks(caches, src, dst)
 
     def warm_up(
         self,

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from kernels.checks import check_attention, check_metadata, check_write
+from kernels.copying import copy_blocks
 from kernels.metadata import AttentionMetadata
 from kernels.triton import interpreter
 from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
@@ -101,8 +102,7 @@ class TritonBackend:
 
     def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
         self.counters["copy_blocks"] += 1
-        for cache in caches:
-            cache[dst] = cache[src]  # the right side is gathered first, so chains read the old content
+        copy_blocks(caches, src, dst)
 
     def warm_up(
         self,

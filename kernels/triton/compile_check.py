@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,6 @@ class Compiled:
     shared_bytes: int
     kv_buffers: int
     wgmma: bool
-    wide_copies: bool
     problems: tuple[str, ...]
 
 
@@ -130,7 +129,7 @@ def check(variant: Variant, arch: int) -> Compiled:
             problems.append(f"K/V buffers {buffers}")
     if variant.kind == "prefill" and arch == 90 and not wgmma:
         problems.append("no wgmma")
-    return Compiled(arch, registers, spills, shared, min(buffers, default=0), wgmma, wide, tuple(problems))
+    return Compiled(arch, registers, spills, shared, min(buffers, default=0), wgmma, tuple(problems))
 
 
 def _source(variant: Variant, arch: int) -> tuple[ASTSource, dict[str, int]]:
@@ -194,10 +193,9 @@ def table(results: Iterable[tuple[tuple[Variant, int], Compiled]]) -> str:
     """The results as a Markdown table."""
     lines = ["| arch | variant | registers | shared, KiB | K/V buffers | wgmma |", "|---|---|---|---|---|---|"]
     for (variant, arch), result in results:
-        facts = asdict(result)
         lines.append(
-            f"| sm_{arch} | {variant} | {facts['registers']} | {facts['shared_bytes'] // 1024} | "
-            f"{facts['kv_buffers'] or '–'} | {'yes' if result.wgmma else '–'} |"
+            f"| sm_{arch} | {variant} | {result.registers} | {result.shared_bytes // 1024} | "
+            f"{result.kv_buffers or '–'} | {'yes' if result.wgmma else '–'} |"
         )
     return "\n".join(lines) + "\n"
 
