@@ -39,13 +39,15 @@ class ChatTemplate:
         except TemplateError as error:
             raise PromptError(f"the model's chat template does not compile: {error}") from None
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as text, by default up to where the model's answer begins. Raises PromptError."""
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+        """The conversation as text, by default up to where the model's answer begins. Raises PromptError.
+
+        variables: what else the template may know (tools, …); they win over nothing that is ours.
+        """
+        known = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._special_tokens}
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
-        except (TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            return self._template.render(variables | known)
+        except (TemplateError, TypeError, KeyError, AttributeError, ValueError, ArithmeticError, LookupError) as error:
             raise PromptError(f"the model's chat template refuses these messages: {error}") from None
 
 

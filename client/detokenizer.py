@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -21,13 +22,24 @@ REPLACEMENT = "�"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
+class DecoderTraits(NamedTuple):
+    """What all detokenizers of one tokenizer share; costly to find out (it writes the whole vocabulary)."""
+
+    byte_fallback: bool
+    special_ids: frozenset[int]
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> DecoderTraits:
+        special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        return DecoderTraits(has_byte_fallback(tokenizer), special)
+
+
 class IncrementalDetokenizer:
     """The text of one growing list of token ids."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, traits: DecoderTraits | None = None):
         self._tokenizer = tokenizer
-        self._byte_fallback = has_byte_fallback(tokenizer)
-        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._byte_fallback, self._special = traits or DecoderTraits.of(tokenizer)
         self._window: list[int] = []
         """Ids from the start of the context on: the context (settled, shown) and what came after it."""
         self._context = 0

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from client.chat_template import ChatTemplate, Message
-from client.detokenizer import IncrementalDetokenizer
+from client.detokenizer import DecoderTraits, IncrementalDetokenizer
 from client.errors import PromptError
 
 
@@ -30,32 +30,45 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         special_tokens = _special_tokens(config)
         bos = special_tokens.get("bos_token")
+        self._traits: DecoderTraits | None = None
         self._bos_id: int | None = None if bos is None else self._tokenizer.token_to_id(bos)
         source = _template_source(folder, config)
         self.chat_template = None if source is None else ChatTemplate(source, special_tokens)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of plain text, with the special tokens (at most one BOS) that the model expects around it."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
-        if self._bos_id is not None and ids[:2] == [self._bos_id] * 2:  # the text brought its own
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if (
+            add_special_tokens and self._bos_id is not None and ids[:2] == [self._bos_id] * 2
+        ):  # the text brought its own
             return ids[1:]
         return ids
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation, up to where the answer begins. The template alone decides about special tokens."""
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """Ids of a conversation, by default up to where the answer begins. The template alone decides about special
+        tokens; `variables` are what else it may know."""
         if self.chat_template is None:
             raise PromptError("the model has no chat template; send plain text (or --raw)")
         _check_messages(messages)
-        ids: list[int] = self._tokenizer.encode(self.chat_template.render(messages), add_special_tokens=False).ids
+        text = self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id's token as the vocabulary writes it ("" for an id that it lacks)."""
+        return [self._tokenizer.id_to_token(token) or "" for token in token_ids]
+
     def detokenizer(self) -> IncrementalDetokenizer:
         """A fresh incremental decoder for one output."""
-        return IncrementalDetokenizer(self._tokenizer)
+        if self._traits is None:
+            self._traits = DecoderTraits.of(self._tokenizer)
+        return IncrementalDetokenizer(self._tokenizer, self._traits)
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
