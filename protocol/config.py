@@ -51,6 +51,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: float = 300.0
     debug_checks: bool = False
     """Prove the scheduler's invariants after every event (slow)."""
+    gateway: bool = True
+    """Whether the deployment has an HTTP front door."""
+    host: str = "127.0.0.1"
+    """Address on which it listens."""
+    port: int = 8000
+    """0: any that is free."""
+    api_key: str = ""
+    """What HTTP clients must send as `Authorization: Bearer …`; empty: nothing."""
+    max_request_bytes: int = 4 * 1024 * 1024
+    """Largest body of an HTTP request."""
+    down_timeout_s: float = 60.0
+    """How long an HTTP request without a deadline of its own waits while no replica lives."""
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -63,6 +75,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("max_model_len", 0),
             ("threads_per_worker", 0),
             ("client_port", 0),
+            ("port", 0),
+            ("max_request_bytes", 1),
         ):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
@@ -71,13 +85,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request decodes one token a step"
             )
-        if self.client_port > 65535:
-            raise ConfigError(f"client_port must be at most 65535, got {self.client_port}")
+        for name in ("client_port", "port"):
+            if getattr(self, name) > 65535:
+                raise ConfigError(f"{name} must be at most 65535, got {getattr(self, name)}")
         if self.client_port and self.transport != "tcp":
             raise ConfigError("client_port needs transport tcp")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
-        for name in ("heartbeat_interval_s", "heartbeat_timeout_s", "start_timeout_s"):
+        for name in ("heartbeat_interval_s", "heartbeat_timeout_s", "start_timeout_s", "down_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if self.kv_memory != "auto":

@@ -1,0 +1,38 @@
+"""The application: routes, error shapes and middleware around one `Gateway`. Opens nothing until it is started."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from gateway import errors
+from gateway.middleware import BearerToken, BodyLimit, RequestId
+from gateway.routes import chat, completions, health, metrics, models, tokens
+from gateway.state import Gateway
+from gateway.version import VERSION
+from protocol.config import EngineConfig
+
+
+def build(config: EngineConfig, runtime: Path) -> FastAPI:
+    """The ASGI application of one deployment. runtime: the folder with its endpoints.json."""
+    gateway = Gateway(config, runtime)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with gateway:
+            yield
+
+    app = FastAPI(title="Pageplane", version=VERSION, lifespan=lifespan, redoc_url=None)
+    app.state.gateway = gateway
+    for module in (chat, completions, models, tokens, health, metrics):
+        app.include_router(module.router)
+    errors.install(app)
+    # added last, asked first: every answer bears the request's id, also a refusal
+    app.add_middleware(BodyLimit, most=config.max_request_bytes)
+    if config.api_key:
+        app.add_middleware(BearerToken, key=config.api_key)
+    app.add_middleware(RequestId)
+    return app

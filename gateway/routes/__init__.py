@@ -1,0 +1,1 @@
+"""One module per endpoint (or pair of them): what it reads, what it answers."""

@@ -1,0 +1,58 @@
+"""What all routes share: configuration, facts of the model, the line to the scheduler, tokenizer, metrics."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gateway.errors import ApiError
+from gateway.metrics import Metrics
+from gateway.texts import Texts
+from gateway.upstream import Upstream
+from protocol.config import EngineConfig
+from protocol.model_config import ModelConfig
+
+
+class Gateway:
+    """Use as `async with`: connects at the first need, disconnects at the end."""
+
+    def __init__(self, config: EngineConfig, runtime: Path):
+        self.config = config
+        self.model = ModelConfig.from_folder(config.model)
+        self.max_model_len = config.max_model_len or self.model.max_position_embeddings
+        self.created = int(time.time())
+        self.upstream = Upstream(runtime)
+        self.texts = Texts(Path(config.model))
+        self.metrics = Metrics(config.model_name)
+
+    async def __aenter__(self) -> Gateway:
+        self.texts.start_loading()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.upstream.close()
+        self.texts.close()
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError(404) for a model that is not the one served. None: whatever is."""
+        if name is not None and name != self.config.model_name:
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist; served is {self.config.model_name!r}",
+                kind="not_found_error",
+                param="model",
+                code="model_not_found",
+            )
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that serves a request."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+Shared = Annotated[Gateway, Depends(gateway_of)]
+"""A route's parameter of this type is the gateway."""

@@ -1,0 +1,47 @@
+"""The application without a deployment: in this process, before a scripted scheduler, asked over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gateway.app import build
+from protocol.config import EngineConfig
+from protocol.runtime import Endpoints, publish
+from tests.client.scripted_server import Handler, ScriptedServer
+from tests.tiny_model import tiny_model
+
+
+def ask(
+    runtime: Path,
+    handler: Handler | None,
+    questions: Callable[[httpx.AsyncClient, ScriptedServer], Awaitable[Any]],
+    **settings: Any,
+) -> Any:
+    """The result of `questions`, which get an HTTP client and the scheduler that answers by `handler`."""
+    config = EngineConfig(model=str(tiny_model()), model_name="tiny", **settings)
+
+    async def run() -> Any:
+        app = build(config, runtime)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30) as client,
+        ):
+            return await questions(client, server)
+
+    with ScriptedServer(f"ipc://{runtime}/client.sock", tiny_model(), handler) as server:
+        publish(runtime, Endpoints(client=server.endpoint, worker="", control=""))
+        return asyncio.run(run())
+
+
+def events(text: str) -> list[Any]:
+    """The data of each event, parsed but for [DONE]."""
+    assert text.endswith("\n\n")
+    found = [event.removeprefix("data: ") for event in text.split("\n\n")[:-1]]
+    return [event if event == "[DONE]" else json.loads(event) for event in found]
