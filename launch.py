@@ -11,6 +11,7 @@ import time
 from protocol import logs, runtime
 from supervisor.flags import parse
 from supervisor.fleet import Fleet
+from supervisor.front_door import FrontDoor
 from supervisor.prepare import Interrupted, StartFailed, clear_ready_file, complete, resolve_model
 from supervisor.processes import Commands
 from supervisor.stop_signal import StopSignal
@@ -27,12 +28,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.ready_file:
             clear_ready_file(options.ready_file)
+        front_door = FrontDoor.open(options.config) if options.config.gateway else None
         config = complete(options.config, resolve_model(options.config, stop))
         folder = runtime.create()
         try:
             config.save(folder / "config.json")
             commands = Commands(folder / "config.json", folder, config.threads_per_worker)
-            Fleet(config, commands, stop, terminal, ready_file=options.ready_file, began=began).run()
+            Fleet(
+                config, commands, stop, terminal, ready_file=options.ready_file, began=began, front_door=front_door
+            ).run()
         finally:
             runtime.remove(folder)
     except Interrupted:

@@ -108,7 +108,8 @@ def start_pageplane(
 ) -> tuple[ServerProcess, float, dict[str, Any]]:
     """Start `launch.py ARGUMENTS` of this checkout: (process, seconds until ready, contents of its ready file)."""
     root = Path(__file__).resolve().parent.parent
-    argv = [sys.executable, str(root / "launch.py"), "--ready-file", str(ready_file), *shlex.split(arguments)]
+    argv = [sys.executable, str(root / "launch.py"), "--ready-file", str(ready_file), "--port", "0"]
+    argv += shlex.split(arguments)
     server, took = _ready(ServerProcess(argv, log, cwd=root), ready_file.exists, timeout_s)
     return server, took, json.loads(ready_file.read_text())
 

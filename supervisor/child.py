@@ -22,7 +22,7 @@ class Child:
     """A running process. Start it from the main thread: the kernel ties its life to the thread that started it.
 
     It gets a session of its own, so a Ctrl-C at the terminal reaches the supervisor alone. Its output is passed on to
-    `terminal` line by line.
+    `terminal` line by line. `pass_fds`: descriptors that it inherits under the same numbers.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Child:
         environment: dict[str, str],
         terminal: Terminal,
         incarnation: str = "",
+        pass_fds: tuple[int, ...] = (),
     ):
         self.name = name
         self._terminal = terminal
@@ -44,6 +45,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)

@@ -12,6 +12,7 @@ from protocol.config import ConfigError, EngineConfig
 _EPILOG = """\
 Talk to it from another terminal:  python -m client "What is the capital of France?"
 Watch it:                          python -m client status
+Over HTTP, as OpenAI's API:        curl http://127.0.0.1:8000/v1/models
 """
 
 
@@ -73,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     processes.add_argument(
         "--client-port", type=int, metavar="N", help="loopback port for clients, with --transport tcp (default: any)"
     )
+
+    http = parser.add_argument_group("HTTP")
+    http.add_argument("--host", metavar="ADDRESS", help=f"where the HTTP API listens (default: {default.host})")
+    http.add_argument("--port", type=int, metavar="N", help=f"its port; 0: any that is free (default: {default.port})")
+    http.add_argument(
+        "--api-key", metavar="KEY", help="what HTTP clients must send as a bearer token (default: nothing)"
+    )
+    http.add_argument("--no-gateway", dest="gateway", action="store_false", help="no HTTP API")
 
     cache = parser.add_argument_group("KV cache")
     cache.add_argument("--block-size", type=int, metavar="N", help=f"tokens in a block (default: {default.block_size})")

@@ -22,6 +22,7 @@ from protocol.runtime import RuntimeFolderError, read_endpoints
 from supervisor.backoff import Backoff
 from supervisor.child import Child
 from supervisor.control import ControlLine
+from supervisor.front_door import FrontDoor
 from supervisor.prepare import StartFailed
 from supervisor.processes import Commands
 from supervisor.report import print_table, write_ready_file
@@ -49,6 +50,7 @@ class Fleet:
         *,
         ready_file: Path | None,
         began: float,
+        front_door: FrontDoor | None = None,
     ):
         self._config = config
         self._commands = commands
@@ -63,6 +65,7 @@ class Fleet:
         self._scheduler_backoff = Backoff()
         self._scheduler_restart_at: float | None = None
         self._control: ControlLine | None = None
+        self._front_door = front_door
         self._slots = [WorkerSlot(f"worker-{i}", i) for i in range(config.workers)]
         self._started = False
         self._start_deadline = time.monotonic() + config.start_timeout_s
@@ -106,6 +109,8 @@ class Fleet:
         self._poller.register(self._control.socket, zmq.POLLIN)
         for slot in self._slots:
             self._start_worker(slot)
+        if self._front_door and not self._front_door.child:
+            self._start_gateway(self._front_door)
         self._write_ready_file()
 
     def _scheduler_died(self, scheduler: Child) -> None:
@@ -183,7 +188,24 @@ class Fleet:
             how = f"not ready within {self._config.start_timeout_s:g} s"
         slot.ended(how)
 
+    # ------------------------------------------------------------------------------------------------- gateway
+
+    def _start_gateway(self, door: FrontDoor) -> None:
+        child = door.start(self._commands, self._terminal)
+        self._poller.register(child.pidfd, zmq.POLLIN)
+        log.info("gateway started, pid %d, at %s", child.pid, door.url)
+
+    def _gateway_died(self, door: FrontDoor, child: Child) -> None:
+        self._poller.unregister(child.pidfd)
+        delay = door.ended(child.reap())
+        after = f"in {delay:.1f} s" if delay else "now"
+        log.warning("gateway (pid %d) ended: %s; restarted %s", child.pid, door.problem, after)
+
+    # -------------------------------------------------------------------------------------------------- deaths
+
     def _see_deaths(self, ready: dict[object, int]) -> None:
+        if self._front_door and self._front_door.child and self._front_door.child.pidfd in ready:
+            self._gateway_died(self._front_door, self._front_door.child)
         for slot in self._slots:
             if slot.child and slot.child.pidfd in ready:
                 self._worker_died(slot, slot.child)
@@ -195,6 +217,8 @@ class Fleet:
     def _deadlines(self) -> list[float]:
         """When something must be done although nothing has happened."""
         due = [self._scheduler_restart_at, None if self._started else self._start_deadline]
+        if self._front_door:
+            due.append(self._front_door.restart_at)
         if self._scheduler and not self._control:
             due.append(time.monotonic() + _PUBLISH_POLL_S)
         for slot in self._slots:
@@ -218,6 +242,10 @@ class Fleet:
             self._start_scheduler()
         if self._scheduler and not self._control:
             self._connect_if_published()
+        door = self._front_door
+        if door and door.restart_at is not None and now >= door.restart_at:
+            self._start_gateway(door)
+            self._write_ready_file()
         for slot in self._slots:
             if slot.restart_at is not None and now >= slot.restart_at:
                 self._start_worker(slot)
@@ -243,7 +271,9 @@ class Fleet:
         assert self._control and self._scheduler
         rows = [(slot.worker_id, slot.status, slot.problem or "still starting") for slot in self._slots]
         seconds = time.monotonic() - self._began
-        print_table(self._config, self._control.endpoints, self._scheduler.pid, rows, seconds)
+        door = self._front_door
+        gateway = (door.url, door.child.pid if door.child else None) if door else None
+        print_table(self._config, self._control.endpoints, self._scheduler.pid, rows, seconds, gateway=gateway)
         self._write_ready_file()
 
     def _write_ready_file(self) -> None:
@@ -252,7 +282,10 @@ class Fleet:
             return
         pids = {"scheduler": self._scheduler.pid}
         pids |= {slot.worker_id: slot.child.pid for slot in self._slots if slot.child}
-        write_ready_file(self._ready_file, self._control.endpoints, pids)
+        door = self._front_door
+        if door and door.child:
+            pids["gateway"] = door.child.pid
+        write_ready_file(self._ready_file, self._control.endpoints, pids, door.url if door else None)
 
     # -------------------------------------------------------------------------------------------------- ending
 
@@ -265,7 +298,8 @@ class Fleet:
         if self._control:
             self._poller.unregister(self._control.socket)  # what it still says is of no interest
             self._control.send(m.Shutdown())
-        left = {child for child in (self._scheduler, *(slot.child for slot in self._slots)) if child}
+        gateway = self._front_door.child if self._front_door else None
+        left = {child for child in (self._scheduler, gateway, *(slot.child for slot in self._slots)) if child}
         if not self._control:
             _signal(left, SIGTERM)
         terminated = killed = False

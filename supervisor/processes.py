@@ -19,6 +19,7 @@ class Commands:
     python: tuple[str, ...] = (sys.executable,)
     scheduler_module: tuple[str, ...] = field(default=("-m", "scheduler"))
     worker_module: tuple[str, ...] = field(default=("-m", "worker"))
+    gateway_module: tuple[str, ...] = field(default=("-m", "gateway"))
 
     def scheduler(self) -> tuple[list[str], dict[str, str]]:
         """(command, environment) of the scheduler."""
@@ -29,6 +30,11 @@ class Commands:
         identity = ["--worker-id", worker_id, "--replica", str(replica), "--incarnation", incarnation]
         command = [*self.python, *self.worker_module, *self._common(), *identity]
         return command, child_environment(self.threads_per_worker)
+
+    def gateway(self, listener_fd: int) -> tuple[list[str], dict[str, str]]:
+        """(command, environment) of the gateway, which inherits the listening socket `listener_fd`."""
+        command = [*self.python, *self.gateway_module, *self._common(), "--listener-fd", str(listener_fd)]
+        return command, child_environment(1)
 
     def _common(self) -> list[str]:
         return ["--config", str(self.config), "--runtime", str(self.runtime)]

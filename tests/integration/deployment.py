@@ -35,6 +35,7 @@ class Deployment:
     """Use with `with`: ready inside it, and afterwards no process of it is left, or the test fails.
 
     folder: empty and private to this deployment; flags: of launch.py; settings: go into its --config file.
+    It has a gateway only if the flags name a port (0: any), so that several deployments get along.
     """
 
     def __init__(self, folder: Path, *flags: str, settings: dict[str, object] | None = None):
@@ -44,6 +45,8 @@ class Deployment:
         self.environment = {**os.environ, "PAGEPLANE_RUNTIME": str(folder / "run"), "COLUMNS": "200"}
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.command = [sys.executable, str(ROOT / "launch.py"), "--ready-file", str(self.ready_file), *flags]
+        if "--port" not in flags:
+            self.command.append("--no-gateway")
         if settings:
             lines = (f"{name} = {json.dumps(value)}" for name, value in settings.items())
             (folder / "settings.toml").write_text("\n".join(lines) + "\n")
@@ -130,7 +133,7 @@ class Deployment:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """client, worker, control → address."""
+        """client, worker, control and, with a gateway, http → address."""
         return dict(json.loads(self.ready_file.read_text())["endpoints"])
 
     @property
