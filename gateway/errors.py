@@ -119,8 +119,8 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
 
 
 def _most_telling(found: Any) -> dict[str, Any]:
-    """Each alternative of a union reports an error of its own. A wrong value tells more than a wrong type, which may only
-    mean that another alternative was meant; then the one that got furthest into the value."""
+    """Each alternative of a union reports an error of its own. A wrong value tells more than a wrong type, which may
+    only mean that another alternative was meant; then the one that got furthest into the value."""
     first: dict[str, Any] = found[0]
     alternatives = [error for error in found if tuple(error["loc"][:2]) == tuple(first["loc"][:2])]
 
