@@ -54,13 +54,16 @@ class AttentionMetadata:
         ]
         starts = torch.zeros(num_seqs + 1, dtype=torch.int32)
         starts[1:] = torch.cumsum(torch.tensor(query_lens, dtype=torch.int64), 0)
+        lengths = torch.tensor(seq_lens, dtype=torch.int32)
         return cls(
             query_start_loc=starts.to(device),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+            seq_lens=lengths.to(device),
             block_table=table.to(device),
             slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
             max_query_len=max(query_lens, default=0),
             max_seq_len=max(seq_lens, default=0),
             num_seqs=num_seqs,
             num_tokens=sum(query_lens),
+            host_query_start_loc=starts,
+            host_seq_lens=lengths,
         )

@@ -6,16 +6,20 @@ import weakref
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.checks import check_attention, check_metadata, check_write
 from kernels.copying import copy_blocks
 from kernels.metadata import AttentionMetadata
+from kernels.transfer import to_device
 from kernels.triton import interpreter
 from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
 from kernels.triton.cache import write_kv_kernel
+from kernels.triton.decode_plan import DecodeWork
 from kernels.triton.plan import plan_attention
 from kernels.triton.tiles import SPLIT_SIZE, Tiles, pick_tiles
 
@@ -132,6 +136,40 @@ class TritonBackend:
             self.paged_attention(q, cache, cache, metadata, scale=1.0, window=window, soft_cap=soft_cap, out=out)
         self.counters.update(counted)
 
+    def plan_decode(
+        self,
+        *,
+        max_seqs: int,
+        max_seq_len: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        window: int | None,
+    ) -> BoundDecodePlan:
+        """See `kernels.graphs`."""
+        key = (num_q_heads // num_kv_heads, head_dim, block_size, window)
+        tiles = self._tiles(*key[:3], prefill=False)
+        work = DecodeWork(
+            max_seqs=max_seqs,
+            max_seq_len=max_seq_len,
+            tile=tiles.tile,
+            split_size=self._split_size(tiles),
+            window=window,
+            block_q=tiles.block_m // key[0],
+        )
+        return BoundDecodePlan(self, work, tiles, key)
+
+    def preset(self, metadata: AttentionMetadata, key: tuple[object, ...], launches: list[Launch]) -> None:
+        """Attention of this shape (group, head_dim, page, window) under `metadata` launches these."""
+        self._plans.setdefault(metadata, {})[key] = launches
+
+    def _tiles(self, group: int, head_dim: int, page: int, *, prefill: bool) -> Tiles:
+        return pick_tiles(group_size=group, head_dim=head_dim, page=page, prefill=prefill, hopper=self._hopper)
+
+    def _split_size(self, tiles: Tiles) -> int:
+        return -(-self.split_size // tiles.tile) * tiles.tile
+
     def _launches(
         self, metadata: AttentionMetadata, group: int, head_dim: int, page: int, window: int | None
     ) -> list[Launch]:
@@ -146,7 +184,7 @@ class TritonBackend:
         seq_lens = _on_host(metadata.host_seq_lens, metadata.seq_lens)
         launches = []
         for prefill in (False, True):
-            tiles = pick_tiles(group_size=group, head_dim=head_dim, page=page, prefill=prefill, hopper=self._hopper)
+            tiles = self._tiles(group, head_dim, page, prefill=prefill)
             sequences = [seq for seq, length in enumerate(query_lens) if length and (length > 1) == prefill]
             if not sequences:
                 continue
@@ -156,20 +194,41 @@ class TritonBackend:
                 sequences,
                 block_q=tiles.block_m // group,
                 tile=tiles.tile,
-                split_size=-(-self.split_size // tiles.tile) * tiles.tile,
+                split_size=self._split_size(tiles),
                 window=window,
             )
             device = metadata.seq_lens.device
             launches.append(
                 Launch(
                     tiles,
-                    torch.from_numpy(work.items).to(device),
-                    torch.from_numpy(work.merges).to(device),
+                    to_device(work.items, device),
+                    to_device(work.merges, device),
                     work.num_partials,
                 )
             )
         plans[key] = launches
         return launches
+
+
+class BoundDecodePlan:
+    """A `kernels.graphs.DecodePlan` over this backend's launches."""
+
+    def __init__(self, backend: TritonBackend, work: DecodeWork, tiles: Tiles, key: tuple[object, ...]) -> None:
+        self.num_words = work.num_words
+        self._backend = backend
+        self._work = work
+        self._tiles = tiles
+        self._key = key
+
+    def pack(self, seq_lens: NDArray[np.int32]) -> NDArray[np.int32] | None:
+        return self._work.pack(seq_lens)
+
+    def bind(self, metadata: AttentionMetadata, words: Tensor) -> None:
+        if words.dtype is not torch.int32 or words.shape != (self.num_words,) or not words.is_contiguous():
+            raise ValueError(f"the work must be contiguous int32 [{self.num_words}], not {words.dtype} {words.shape}")
+        work = self._work
+        launch = Launch(self._tiles, work.items(words), work.merges(words), work.max_partials)
+        self._backend.preset(metadata, self._key, [launch])
 
 
 def _on_host(host: Tensor | None, device: Tensor) -> list[int]:
