@@ -12,8 +12,14 @@ from kernels.registry import BACKENDS, BackendSpec, find
 from kernels.selector import AttentionShape, why_not
 
 
-def interpreted_triton() -> BackendSpec:
-    """The Triton backend on CPU tensors: its kernels are interpreted if they are imported under this variable."""
+def triton_here() -> BackendSpec:
+    """The Triton backend as this machine runs it. Decides it for the process: call it before its kernels are imported.
+
+    With a GPU they are compiled. Without one they are interpreted, on CPU tensors, as they are if they are imported
+    under this variable.
+    """
+    if torch.cuda.is_available():
+        return find("triton")
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     try:
@@ -27,9 +33,8 @@ def interpreted_triton() -> BackendSpec:
 
 
 SHAPE = AttentionShape("cpu", torch.float32, head_dim=64, block_size=16)
-RUNNABLE = [spec for spec in BACKENDS if spec.name != "triton" and why_not(spec, SHAPE) is None]
-if not torch.cuda.is_available():  # on a GPU they are compiled, and tested there
-    RUNNABLE.append(interpreted_triton())
+RUNNABLE: list[object] = [spec for spec in BACKENDS if spec.name != "triton" and why_not(spec, SHAPE) is None]
+RUNNABLE.append(pytest.param(triton_here(), marks=[pytest.mark.gpu] if torch.cuda.is_available() else []))
 
 
 @pytest.fixture(scope="session", autouse=True)

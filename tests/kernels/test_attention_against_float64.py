@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from devices import device_of
 from paged_world import TOLERANCES, World, assert_close, make_queries, make_world
 from torch import Tensor
 
@@ -135,14 +136,15 @@ def test_nan_stays_in_its_own_sequence(backend: AttentionBackend) -> None:
 def test_block_ids_are_widened_before_they_are_multiplied(backend: AttentionBackend) -> None:
     """Blocks past 2^31 elements give the same as blocks at the front. The pool is virtual but for a few pages."""
     num_blocks, block_size, head_dim = 2**21 + 8, 16, 64
-    pool = torch.empty((num_blocks, 1, block_size, head_dim), dtype=torch.bfloat16)
+    device = device_of(backend)
+    pool = torch.empty((num_blocks, 1, block_size, head_dim), dtype=torch.bfloat16, device=device)
     assert (num_blocks - 8) * block_size * head_dim == 2**31
-    kv = torch.randn((20, 1, head_dim)).bfloat16()
+    kv = torch.randn((20, 1, head_dim)).bfloat16().to(device)
     q = torch.randn((1, 2, head_dim)).bfloat16()
     results = []
     for table in ([1, 2], [num_blocks - 1, num_blocks - 2]):
         slots = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(20)])
-        backend.write_kv(kv, kv, pool, pool, slots)
+        backend.write_kv(kv, kv, pool, pool, slots.to(device))
         world = make_world([20], heads=(2, 1), head_dim=head_dim, block_size=block_size, dtype=torch.bfloat16)
         world.k_cache = world.v_cache = pool
         world.tables = [table]

@@ -1,11 +1,11 @@
-"""The Triton kernels' own promises, interpreted: the work list, split key ranges, and independence of the batch."""
+"""The Triton kernels' own promises: the work list, split key ranges, and independence of the batch."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from conftest import interpreted_triton
+from conftest import triton_here
 from hypothesis import given
 from hypothesis import strategies as st
 from paged_world import World, assert_close, make_queries, make_world
@@ -13,11 +13,12 @@ from paged_world import World, assert_close, make_queries, make_world
 from kernels.backend import AttentionBackend
 from kernels.triton.plan import plan_attention
 
-interpreted_triton()  # decides how the kernels are imported
+triton_here()  # decides how the kernels are imported
 
 from kernels.triton.backend import TritonBackend  # noqa: E402
 from kernels.triton.interpreter import round_to_bfloat16  # noqa: E402
 
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 LENGTHS = [(1, 1), (1, 64), (1, 65), (1, 200), (3, 130), (70, 150), (1, 0)]
 """(query tokens, tokens visible): decode, chunks, a row of padding."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from devices import device_of, metadata_to, to_device
 from paged_world import NULL_BLOCK
 
 from kernels.backend import AttentionBackend
@@ -15,10 +16,12 @@ HEAD_DIM = 48  # one dimension for each position
 
 def seen(backend: AttentionBackend, metadata: AttentionMetadata, caches: tuple, window: int) -> torch.Tensor:
     """Which positions each query weighs: all scores are 0, and the value at position p is the p-th unit vector."""
-    q = torch.zeros((metadata.num_tokens, 1, HEAD_DIM))
+    device = device_of(backend)
+    q = torch.zeros((metadata.num_tokens, 1, HEAD_DIM), device=device)
     out = torch.empty_like(q)
-    backend.paged_attention(q, *caches, metadata, scale=1.0, window=window, out=out)
-    return out[:, 0, : LAST + 1]
+    k_cache, v_cache = (to_device(cache, device) for cache in caches)
+    backend.paged_attention(q, k_cache, v_cache, metadata_to(metadata, device), scale=1.0, window=window, out=out)
+    return out[:, 0, : LAST + 1].cpu()
 
 
 @pytest.mark.parametrize("block_size", range(1, 9))
