@@ -34,7 +34,7 @@ from protocol.sockets import connect_dealer, fresh_identity
 Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text (sent as it is, no chat template), token ids, or a conversation."""
 
-_Answer = TypeVar("_Answer", m.ServerInfo, m.Status)
+_Answer = TypeVar("_Answer", m.ServerInfo, m.Status, m.Snapshot, m.BlockInfo, m.RequestTable)
 _GOODBYE_S = 1.0
 """How long closing waits for the server to confirm aborts."""
 
@@ -51,11 +51,12 @@ class AsyncClient:
         self._silence_s = silence_s
         self._requests: dict[str, Request] = {}
         self._by_handle: dict[int, Request] = {}
-        self._waiting: dict[type[m.ServerInfo] | type[m.Status], list[asyncio.Future[Any]]] = {}
+        self._waiting: dict[type[Any], list[asyncio.Future[Any]]] = {}
         self._heard_at = 0.0
         self._info: m.ServerInfo | None = None
         self._tokenizer: Tokenizer | None = None
         self._tokenizer_lock = asyncio.Lock()
+        self._asking_details = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._all_ended = asyncio.Event()
@@ -134,6 +135,26 @@ class AsyncClient:
         """One snapshot of workers, queues and blocks."""
         return await self._ask(m.GetStatus(), m.Status)
 
+    async def snapshot(self, steps_after: Sequence[int] = ()) -> m.Snapshot:
+        """What the live page shows; of each replica's step records those behind number steps_after[replica]."""
+        return await self._ask(m.GetSnapshot(tuple(steps_after)), m.Snapshot)
+
+    async def block(self, replica: int, block_id: int) -> m.BlockInfo:
+        """One block's books."""
+        async with self._asking_details:  # answers bear no number: one question at a time
+            while True:
+                info = await self._ask(m.GetBlock(replica, block_id), m.BlockInfo)
+                if (info.replica, info.block_id) == (replica, block_id):
+                    return info
+
+    async def table(self, request_id: str) -> m.RequestTable:
+        """Where the blocks of a request are."""
+        async with self._asking_details:
+            while True:
+                table = await self._ask(m.GetTable(request_id), m.RequestTable)
+                if table.request_id == request_id:
+                    return table
+
     async def server_info(self) -> m.ServerInfo:
         """The model that is served. Asked once, then remembered."""
         if self._info is None:
@@ -169,7 +190,7 @@ class AsyncClient:
             self._watcher = asyncio.create_task(self._watch())
         return request
 
-    async def _ask(self, question: m.Describe | m.GetStatus, kind: type[_Answer]) -> _Answer:
+    async def _ask(self, question: m.ClientToScheduler, kind: type[_Answer]) -> _Answer:
         future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(kind, []).append(future)
         self._send(question)
@@ -241,7 +262,7 @@ class AsyncClient:
             case m.Rejected():
                 if request := self._requests.get(message.request_id):
                     self._reject(request, message)
-            case m.ServerInfo() | m.Status():
+            case m.ServerInfo() | m.Status() | m.Snapshot() | m.BlockInfo() | m.RequestTable():
                 for future in self._waiting.pop(type(message), []):
                     if not future.done():
                         future.set_result(message)

@@ -231,6 +231,26 @@ class GetStatus(_Message, tag="get_status", frozen=True):
     """Client or supervisor → scheduler: one snapshot. Answered by Status."""
 
 
+class GetSnapshot(_Message, tag="get_snapshot", frozen=True):
+    """Client → scheduler: what a person would look at, compactly. Answered by Snapshot."""
+
+    steps_after: tuple[int, ...] = ()
+    """Per replica: the number of the last step record that the client has; fewer than replicas: 0 for the rest."""
+
+
+class GetBlock(_Message, tag="get_block", frozen=True):
+    """Client → scheduler: everything about one block. Answered by BlockInfo."""
+
+    replica: int
+    block_id: int
+
+
+class GetTable(_Message, tag="get_table", frozen=True):
+    """Client → scheduler: the block table of one request. Answered by RequestTable."""
+
+    request_id: str
+
+
 class Accepted(_Message, tag="accepted", frozen=True):
     """Scheduler → client: `handle` names the request in TokenBatch and Finished on this connection."""
 
@@ -293,6 +313,8 @@ class WorkerStatus(msgspec.Struct, array_like=True, frozen=True):
     backend_reason: str
     num_blocks: int
     block_size: int
+    incarnation: str = ""
+    """Which start of its process this is; names it beyond doubt where a pid may come again."""
 
 
 class ReplicaStatus(msgspec.Struct, array_like=True, frozen=True):
@@ -328,8 +350,96 @@ class Status(_Message, tag="status", frozen=True):
     """Frames on any socket that were no valid message."""
 
 
-ClientToScheduler = Submit | Attach | Abort | Describe | GetStatus
-SchedulerToClient = Accepted | TokenBatch | Finished | Rejected | ServerInfo | Status
+BLOCK_STATES = ("null", "free", "cached", "used", "shared")
+"""What a byte of ReplicaSnapshot.blocks means. null: block 0. free: holds nothing. cached: free, but a prefix lookup
+can still find what it holds. used: one table entry names it. shared: several do."""
+
+STEP_COLUMNS = (
+    "number",
+    "epoch",
+    "step",
+    "finished_ms",
+    "round_us",
+    "rows",
+    "tokens",
+    "plan_bytes",
+    "encode_us",
+    "apply_us",
+    "commit_us",
+    "forward_us",
+    "sample_us",
+    "idle_us",
+)
+"""Of ReplicaSnapshot.steps. number: of the record, from 1 on, whatever the epoch. finished_ms: when the result came,
+since the scheduler started. round_us: from plan to result. rows: those that sampled. apply_us and what follows: as the
+worker measured it."""
+
+REQUEST_COLUMNS = ("state", "replica", "row", "prompt", "output", "computed", "cached", "limit", "priority")
+"""Of Snapshot.requests. state: 0 waiting, 1 running, 2 draining. replica, row, cached: -1 for none or not yet known."""
+
+
+class ReplicaSnapshot(msgspec.Struct, array_like=True, frozen=True):
+    """One replica's blocks, how full they are, and its newest steps."""
+
+    replica: int
+    epoch: int
+    blocks: bytes
+    """One byte a block, the null block included: its place in BLOCK_STATES."""
+    allocated_slots: int
+    """Token slots in the block tables of the running requests, all groups."""
+    wasted_slots: int
+    """Those of them behind the last token of a request: the unfilled ends of last blocks."""
+    steps: Int32Array
+    """Records of finished steps, a row of STEP_COLUMNS each, oldest first."""
+
+
+class Snapshot(_Message, tag="snapshot", frozen=True):
+    """Scheduler → client: all replicas at one moment. Its cost is bounded: bytes are copied, some rows are listed."""
+
+    status: Status
+    replicas: tuple[ReplicaSnapshot, ...]
+    request_ids: tuple[str, ...]
+    """Running ones by replica and row, then draining ones, then the queue in its order; at most 200."""
+    requests: Int32Array
+    """A row of REQUEST_COLUMNS for each of them."""
+
+
+class BlockInfo(_Message, tag="block_info", frozen=True):
+    """Scheduler → client: one block, now. `state` is empty if the replica has no such block (or no worker)."""
+
+    replica: int
+    block_id: int
+    epoch: int
+    state: str
+    ref_cnt: int
+    block_hash: bytes
+    """Its chained content hash; empty: a prefix lookup cannot find it."""
+    group: int
+    """Cache group of the table or hash that names it; -1: none does."""
+    age_s: float
+    """Since it was handed out, shared, freed or evicted last; -1: never since the epoch began."""
+    owners: tuple[str, ...]
+    """Requests whose tables name it, at most 16."""
+    indices: Int32Array
+    """For each of the owners: which entry of its table it is."""
+
+
+class RequestTable(_Message, tag="request_table", frozen=True):
+    """Scheduler → client: the blocks of a running request; no tables if it does not run (or is not known)."""
+
+    request_id: str
+    replica: int
+    epoch: int
+    num_hit_blocks: int
+    """Leading blocks that were found in the prefix cache."""
+    tables: tuple[Int32Array, ...]
+    """Per cache group the block ids in logical order; 0 in front of a sliding window."""
+
+
+ClientToScheduler = Submit | Attach | Abort | Describe | GetStatus | GetSnapshot | GetBlock | GetTable
+SchedulerToClient = (
+    Accepted | TokenBatch | Finished | Rejected | ServerInfo | Status | Snapshot | BlockInfo | RequestTable
+)
 
 
 # ----------------------------------------------------------------------------------------------- control plane
@@ -355,7 +465,8 @@ class WorkerChanged(_Message, tag="worker_changed", frozen=True):
 
 
 class KillWorker(_Message, tag="kill_worker", frozen=True):
-    """Scheduler → supervisor: this incarnation was fenced (silent or diverged): end its process and start another."""
+    """Scheduler → supervisor: end this incarnation's process and start another, because it was fenced (silent or
+    diverged). Gateway → scheduler: somebody wants to see it die; passed on while this incarnation serves."""
 
     worker_id: str
     incarnation: str
@@ -366,5 +477,5 @@ class Shutdown(_Message, tag="shutdown", frozen=True):
     """Supervisor → scheduler: end every request with "abort", then exit."""
 
 
-SupervisorToScheduler = Watch | WorkerExited | GetStatus | Shutdown
+SupervisorToScheduler = Watch | WorkerExited | GetStatus | Shutdown | KillWorker
 SchedulerToSupervisor = WorkerChanged | KillWorker | Status

@@ -7,9 +7,13 @@ Source: Kwon et al. 2023, PagedAttention, section 4; names after vLLM's BlockPoo
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
+from protocol.messages import BLOCK_STATES
 from scheduler.block import FreeKVCacheBlockQueue, KVCacheBlock
+
+NULL, FREE, CACHED, USED, SHARED = range(len(BLOCK_STATES))
 
 
 class OutOfBlocks(RuntimeError):
@@ -34,6 +38,12 @@ class BlockPool:
         for block in self.blocks[1:]:
             self.free_queue.append(block)
         self._cached: dict[bytes, KVCacheBlock] = {}
+        self.states = bytearray([NULL, *[FREE] * (num_blocks - 1)])
+        """By block id, its place in BLOCK_STATES: what a snapshot copies, so that it never walks the blocks."""
+        self.now = 0.0
+        """Time as whoever uses the pool tells it."""
+        self.changed_at = array("d", bytes(8 * num_blocks))
+        """By block id: `now` when it was handed out, touched, freed or evicted last; 0: never."""
 
     @property
     def num_free(self) -> int:
@@ -57,22 +67,28 @@ class BlockPool:
         if n > len(self.free_queue):
             raise OutOfBlocks(f"need {n} blocks, {len(self.free_queue)} free")
         taken = []
+        states, changed_at, now = self.states, self.changed_at, self.now
         for _ in range(n):
             block = self.free_queue.popleft()
             if block.block_hash is not None:
                 self.evict(block)  # its content is about to be overwritten
             block.ref_cnt = 1
+            states[block.block_id] = USED
+            changed_at[block.block_id] = now
             taken.append(block)
         return taken
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One more owner for each block; a free one leaves the free queue. Null blocks are passed over."""
+        states, changed_at, now = self.states, self.changed_at, self.now
         for block in blocks:
             if block.is_null:
                 continue
             if block.ref_cnt == 0:
                 self.free_queue.remove(block)
             block.ref_cnt += 1
+            states[block.block_id] = USED if block.ref_cnt == 1 else SHARED
+            changed_at[block.block_id] = now
 
     def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
         """One owner less for each block. Those without owner become free, to be reused in the order given.
@@ -80,13 +96,17 @@ class BlockPool:
         With caching on, blocks without a hash go to the head of the queue: nothing is lost by reusing them first.
         Null blocks are passed over.
         """
+        states, changed_at, now = self.states, self.changed_at, self.now
         for block in ordered:
             if block.is_null:
                 continue
             assert block.ref_cnt > 0, f"double free of {block}"
             block.ref_cnt -= 1
+            changed_at[block.block_id] = now
             if block.ref_cnt:
+                states[block.block_id] = USED if block.ref_cnt == 1 else SHARED
                 continue
+            states[block.block_id] = FREE if block.block_hash is None else CACHED
             if self.enable_caching and block.block_hash is None:
                 self.free_queue.appendleft(block)
             else:
@@ -103,6 +123,8 @@ class BlockPool:
             return False
         block.block_hash = key
         self._cached[key] = block
+        if block.ref_cnt == 0:
+            self.states[block.block_id] = CACHED
         return True
 
     def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> None:
@@ -122,6 +144,9 @@ class BlockPool:
         if self._cached.get(key) is block:
             del self._cached[key]
         block.block_hash = None
+        if block.ref_cnt == 0:
+            self.states[block.block_id] = FREE
+            self.changed_at[block.block_id] = self.now
 
     def check(self) -> None:
         """Raise AssertionError if the books disagree with each other."""
@@ -135,5 +160,14 @@ class BlockPool:
             assert block.block_hash == key, f"the map names {block} by a hash it does not bear"
         hashed = sum(block.block_hash is not None for block in self.blocks)
         assert hashed == len(self._cached), f"{hashed} blocks bear a hash, the map has {len(self._cached)}"
+        assert self.states == bytes(map(_state_of, self.blocks)), "a state byte is out of date"
         in_use = sum(block.ref_cnt > 0 for block in self.blocks)
         assert len(queued) + in_use + 1 == len(self.blocks), (len(queued), in_use, len(self.blocks))
+
+
+def _state_of(block: KVCacheBlock) -> int:
+    if block.ref_cnt:
+        return USED if block.ref_cnt == 1 else SHARED
+    if block.is_null:
+        return NULL
+    return FREE if block.block_hash is None else CACHED

@@ -28,6 +28,7 @@ from scheduler.queue import RequestQueue
 from scheduler.replica import Replica, Step
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
+from scheduler.snapshot import block_info, request_table, take_snapshot
 from scheduler.workers import Worker, describe, refusal
 
 I64 = NDArray[np.int64]
@@ -92,13 +93,19 @@ class Engine:
 
     def handle_all(self, events: Iterable[e.Event], now: float) -> list[e.Action]:
         """Apply several events, then plan once."""
+        self._tell_time(now)
         for event in events:
             self._apply(event, now)
+        self._tell_time(now)  # a pool may be new
         self._pump(now)
         if self.config.debug_checks:
             self.check()
         actions, self._actions = self._actions, []
         return actions
+
+    def _tell_time(self, now: float) -> None:
+        for replica in self.replicas:
+            replica.manager.pool.now = now
 
     def _apply(self, event: e.Event, now: float) -> None:
         match event:
@@ -203,6 +210,7 @@ class Engine:
             self._diverged(worker, problem)
             return
         replica.in_flight.popleft()
+        replica.step_log.finished(replica.epoch, step, result.timings_us, now)
         outcome = commit(replica, step, tokens)
         self._send_tokens(step.step, outcome.connections, outcome.handles, outcome.indices, outcome.tokens)
         for request, reason, message in outcome.ended:
@@ -313,6 +321,13 @@ class Engine:
                 self._actions.append(e.ToClient(identity, info))
             case m.GetStatus():
                 self._actions.append(e.ToClient(identity, self.status(now)))
+            case m.GetSnapshot(steps_after):
+                self._actions.append(e.ToClient(identity, take_snapshot(self, steps_after, now)))
+            case m.GetBlock(replica, block_id):
+                self._actions.append(e.ToClient(identity, block_info(self.replicas, replica, block_id, now)))
+            case m.GetTable(request_id):
+                table = request_table(self.replicas, request_id, self.requests.get(request_id))
+                self._actions.append(e.ToClient(identity, table))
 
     def _submit(self, identity: bytes, submit: m.Submit) -> None:
         check_request_id(submit.request_id)
@@ -472,6 +487,10 @@ class Engine:
                     self._lose(worker, reason)
             case m.GetStatus():
                 self._actions.append(e.ToSupervisor(identity, self.status(now)))
+            case m.KillWorker(worker_id, incarnation, reason):
+                if self._incarnation(worker_id, incarnation) is not None:
+                    self._log(logging.WARNING, f"{worker_id} is to be killed: {reason}")
+                    self._tell_watchers(message)
             case m.Shutdown():
                 self.shutting_down = True
                 for request in list(self.requests.values()):
@@ -496,6 +515,12 @@ class Engine:
             replicas=tuple(_replica_status(replica) for replica in self.replicas),
             dropped_frames=self.dropped_frames + self._strange_messages,
         )
+
+    def plan_encoded(self, identity: bytes, plan: m.SchedulerOutput, num_bytes: int, seconds: float) -> None:
+        """The plan made for this worker became a frame; for the record of the step."""
+        worker = self.workers.get(identity)
+        if worker is not None and worker.epoch == plan.epoch:
+            self.replicas[worker.hello.replica].step_log.encoded(plan.step, num_bytes, seconds)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken anywhere."""

@@ -13,6 +13,7 @@ from protocol.messages import KVCacheGroupSpec, SchedulerOutput
 from scheduler.batch import RowBatch
 from scheduler.cache_manager import KVCacheManager
 from scheduler.request import Request
+from scheduler.step_log import StepLog
 
 FLIGHT_RECORDER_PLANS = 1000
 
@@ -65,6 +66,7 @@ class Replica:
         self.epoch = 0
         self.ready = False
         self.stats = ReplicaStats()
+        self.step_log = StepLog()
         self.num_blocks = 0
         self.pool_size: int | None = None
         """Blocks of its latest worker, alive or not: what the next one is expected to bring; None: it had none yet."""

@@ -130,7 +130,11 @@ class Server:
         return failures
 
     def _to_worker(self, identity: bytes, message: m.SchedulerToWorker, failures: list[e.Event]) -> None:
-        problem = self._try_send(self.workers, identity, message)
+        began = time.perf_counter()
+        frame = codec.encode(message)
+        if isinstance(message, m.SchedulerOutput):
+            self.engine.plan_encoded(identity, message, len(frame), time.perf_counter() - began)
+        problem = self._try_send_frame(self.workers, identity, frame)
         if problem is not None:
             failures.append(e.WorkerUnreachable(identity, f"cannot be reached: {problem.strerror}"))
 
@@ -158,9 +162,12 @@ class Server:
                 break
 
     def _try_send(self, socket: zmq.Socket[bytes], identity: bytes, message: msgspec.Struct) -> zmq.ZMQError | None:
+        return self._try_send_frame(socket, identity, codec.encode(message))
+
+    def _try_send_frame(self, socket: zmq.Socket[bytes], identity: bytes, frame: bytes) -> zmq.ZMQError | None:
         """Send without waiting. Returns the error: Again when the peer's queue is full, else it is gone."""
         try:
-            socket.send_multipart((identity, codec.encode(message)), zmq.NOBLOCK, copy=True)
+            socket.send_multipart((identity, frame), zmq.NOBLOCK, copy=True)
         except zmq.ZMQError as error:
             return error
         return None

@@ -38,6 +38,7 @@ def describe(hello: Hello, state: str, epoch: int) -> WorkerStatus:
         backend_reason=hello.backend_reason,
         num_blocks=hello.num_blocks,
         block_size=hello.block_size,
+        incarnation=hello.incarnation,
     )
 
 
