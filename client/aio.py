@@ -193,11 +193,14 @@ class AsyncClient:
     async def _ask(self, question: m.ClientToScheduler, kind: type[_Answer]) -> _Answer:
         future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(kind, []).append(future)
-        self._send(question)
         try:
+            self._send(question)
             return await asyncio.wait_for(future, self._timeout_s)
         except TimeoutError:
             raise self._unavailable() from None
+        finally:
+            if future in self._waiting.get(kind, ()):  # nobody waits for it any more
+                self._waiting[kind].remove(future)
 
     def _unavailable(self) -> ServerUnavailable:
         return ServerUnavailable(f"no answer from the server at {self.endpoint} within {self._timeout_s:g} s")
@@ -328,12 +331,19 @@ class AsyncClient:
                 continue
             if unanswered_since is None:
                 unanswered_since = now
-            with suppress(ServerUnavailable):
-                self._send(m.Describe())
-                for request in silent:
-                    request.asked_at = now
-                    request.attached = True
-                    self._send(m.Attach(request.request_id, len(request.token_ids)))
+            self._ask_after(silent)
+
+    def ask_after_all(self) -> None:
+        """The server may have been replaced: ask after every request now, not only once it has been silent."""
+        self._ask_after(list(self._requests.values()))
+
+    def _ask_after(self, requests: Sequence[Request]) -> None:
+        with suppress(ServerUnavailable):
+            self._send(m.Describe())
+            for request in requests:
+                request.asked_at = self._loop.time()
+                request.attached = True
+                self._send(m.Attach(request.request_id, len(request.token_ids)))
 
 
 def find_endpoint() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from gateway import errors
-from gateway.middleware import BearerToken, BodyLimit, RequestId
+from gateway.middleware import BearerToken, BodyLimit, KnownHost, RequestId, on_loopback
 from gateway.routes import chat, completions, health, metrics, models, tokens
 from gateway.state import Gateway
 from gateway.version import VERSION
@@ -34,5 +34,7 @@ def build(config: EngineConfig, runtime: Path) -> FastAPI:
     app.add_middleware(BodyLimit, most=config.max_request_bytes)
     if config.api_key:
         app.add_middleware(BearerToken, key=config.api_key)
+    elif on_loopback(config.host):  # whoever has the key is trusted whatever name he uses
+        app.add_middleware(KnownHost, names=config.allowed_hosts)
     app.add_middleware(RequestId)
     return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Annotated
@@ -30,9 +31,11 @@ class Gateway:
 
     async def __aenter__(self) -> Gateway:
         self.texts.start_loading()
+        self._watching = asyncio.create_task(self.upstream.watch())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._watching.cancel()
         await self.upstream.close()
         self.texts.close()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from client import AsyncClient, ClientError, ServerUnavailable
 from protocol.messages import Status
 from protocol.runtime import RuntimeFolderError, read_endpoints
 
+WATCH_S = 0.2
+"""How often we look whether another scheduler has been published."""
 STATUS_AGE_S = 0.05
 """Questions that come within this time share one answer."""
 STATUS_TIMEOUT_S = 2.0
@@ -51,9 +54,20 @@ class Upstream:
             self._client = await AsyncClient(endpoint).__aenter__()
             if old is not None:  # what it still waits for is lost with the scheduler that it knew
                 await old.__aexit__(ServerUnavailable, None, None)
+        else:
+            old.ask_after_all()  # a new scheduler may not know what the old one had accepted
         self._published = published
         assert self._client is not None
         return self._client
+
+    async def watch(self) -> None:
+        """Notice a new scheduler at once; requests of the old one would else wait until they have been silent for long.
+        Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._client is not None:
+                with suppress(ClientError):
+                    await self.client()
 
     async def status(self) -> Status | None:
         """A snapshot, at most STATUS_AGE_S old; None when the scheduler does not answer."""

@@ -59,6 +59,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """0: any that is free."""
     api_key: str = ""
     """What HTTP clients must send as `Authorization: Bearer …`; empty: nothing."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients reach a server that listens on loopback without an api_key, beside localhost and addresses
+    (a proxy on this machine may pass on the name that it was called by)."""
     max_request_bytes: int = 4 * 1024 * 1024
     """Largest body of an HTTP request."""
     down_timeout_s: float = 60.0

@@ -193,10 +193,21 @@ class Fleet:
     def _start_gateway(self, door: FrontDoor) -> None:
         child = door.start(self._commands, self._terminal)
         self._poller.register(child.pidfd, zmq.POLLIN)
+        self._poller.register(door.beats, zmq.POLLIN)
         log.info("gateway started, pid %d, at %s", child.pid, door.url)
+
+    def _hear_gateway(self, door: FrontDoor) -> None:
+        if not door.hear():
+            self._deaf_to_gateway(door)
+
+    def _deaf_to_gateway(self, door: FrontDoor) -> None:
+        if door.beats is not None:
+            self._poller.unregister(door.beats)
+            door.close_beats()
 
     def _gateway_died(self, door: FrontDoor, child: Child) -> None:
         self._poller.unregister(child.pidfd)
+        self._deaf_to_gateway(door)
         delay = door.ended(child.reap())
         after = f"in {delay:.1f} s" if delay else "now"
         log.warning("gateway (pid %d) ended: %s; restarted %s", child.pid, door.problem, after)
@@ -204,8 +215,11 @@ class Fleet:
     # -------------------------------------------------------------------------------------------------- deaths
 
     def _see_deaths(self, ready: dict[object, int]) -> None:
-        if self._front_door and self._front_door.child and self._front_door.child.pidfd in ready:
-            self._gateway_died(self._front_door, self._front_door.child)
+        door = self._front_door
+        if door and door.beats in ready:
+            self._hear_gateway(door)
+        if door and door.child and door.child.pidfd in ready:
+            self._gateway_died(door, door.child)
         for slot in self._slots:
             if slot.child and slot.child.pidfd in ready:
                 self._worker_died(slot, slot.child)
@@ -218,7 +232,7 @@ class Fleet:
         """When something must be done although nothing has happened."""
         due = [self._scheduler_restart_at, None if self._started else self._start_deadline]
         if self._front_door:
-            due.append(self._front_door.restart_at)
+            due += [self._front_door.restart_at, self._front_door.silent_at(self._config)]
         if self._scheduler and not self._control:
             due.append(time.monotonic() + _PUBLISH_POLL_S)
         for slot in self._slots:
@@ -246,6 +260,8 @@ class Fleet:
         if door and door.restart_at is not None and now >= door.restart_at:
             self._start_gateway(door)
             self._write_ready_file()
+        if door and (silent_at := door.silent_at(self._config)) is not None and now >= silent_at:
+            door.kill_hanging()
         for slot in self._slots:
             if slot.restart_at is not None and now >= slot.restart_at:
                 self._start_worker(slot)

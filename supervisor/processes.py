@@ -31,10 +31,10 @@ class Commands:
         command = [*self.python, *self.worker_module, *self._common(), *identity]
         return command, child_environment(self.threads_per_worker)
 
-    def gateway(self, listener_fd: int) -> tuple[list[str], dict[str, str]]:
-        """(command, environment) of the gateway, which inherits the listening socket `listener_fd`."""
-        command = [*self.python, *self.gateway_module, *self._common(), "--listener-fd", str(listener_fd)]
-        return command, child_environment(1)
+    def gateway(self, listener_fd: int, beat_fd: int) -> tuple[list[str], dict[str, str]]:
+        """(command, environment) of the gateway, which inherits a listening socket and a pipe for its beats."""
+        inherited = ["--listener-fd", str(listener_fd), "--beat-fd", str(beat_fd)]
+        return [*self.python, *self.gateway_module, *self._common(), *inherited], child_environment(1)
 
     def _common(self) -> list[str]:
         return ["--config", str(self.config), "--runtime", str(self.runtime)]

@@ -31,7 +31,7 @@ def ask(
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as client,
         ):
             return await questions(client, server)
 
