@@ -20,7 +20,7 @@ _before = os.environ.get("TRITON_INTERPRET")
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 try:
-    from kernels.triton import copies, slots, states
+    from kernels.triton import copies, elementwise, slots, states
 finally:
     if _before is None:
         os.environ.pop("TRITON_INTERPRET", None)
@@ -28,7 +28,18 @@ finally:
 FORMS = ["kernel", "torch"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-__all__ = ["DEVICE", "DTYPES", "FORMS", "assert_rounded", "computed_by", "copies", "name_of", "slots", "states"]
+__all__ = [
+    "DEVICE",
+    "DTYPES",
+    "FORMS",
+    "assert_rounded",
+    "computed_by",
+    "copies",
+    "elementwise",
+    "name_of",
+    "slots",
+    "states",
+]
 
 
 def name_of(dtype: torch.dtype) -> str:
