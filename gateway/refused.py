@@ -19,11 +19,7 @@ def _only(*neutral: Any) -> Any:
 class Unsupported(BaseModel):
     """Mixed into the request models. Support for a parameter begins with its removal from here."""
 
-    presence_penalty: Any = _only(0)
-    frequency_penalty: Any = _only(0)
-    repetition_penalty: Any = _only(1)
     length_penalty: Any = _only(1)
-    logit_bias: Any = _only({})
     logprobs: Any = _only(False)
     top_logprobs: Any = _only()
     prompt_logprobs: Any = _only()

@@ -3,6 +3,7 @@ vocabulary, its length) the scheduler checks."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -13,9 +14,12 @@ MAX_N = 128
 MAX_STOPS = 16
 MAX_STOP_IDS = 64
 """As many as the scheduler takes."""
+MAX_LOGIT_BIAS = 1024
+"""As many as the scheduler takes."""
 MAX_CHOICES = 1024
 """Prompts × n of one request."""
 
+_ID = re.compile(r"\d{1,9}")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -47,6 +51,12 @@ class Generation(Body, Unsupported):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = Field(None, description="go on after the model's own end token")
     min_tokens: int | None = Field(None, ge=0, lt=2**31, description="nothing stops the output before")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="of tokens that the output has")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="each time that the output has a token")
+    repetition_penalty: float | None = Field(None, gt=0, le=2, description="of tokens of prompt and output; 1: off")
+    logit_bias: dict[str, float] | None = Field(
+        None, max_length=MAX_LOGIT_BIAS, description="token id → added to its logit, in [-100, 100]"
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower runs first")
@@ -65,6 +75,20 @@ class Generation(Body, Unsupported):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream")
         return self
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _ids_and_sizes(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for token, bias in (value or {}).items():
+            if not _ID.fullmatch(token):
+                raise ValueError(f"{token[:20]!r} is no token id")
+            if not -100 <= bias <= 100:
+                raise ValueError(f"the bias of token {token} must be in [-100, 100]")
+        return value
+
+    @property
+    def biases(self) -> dict[int, float] | None:
+        return {int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None
 
     @property
     def stops(self) -> tuple[str, ...]:

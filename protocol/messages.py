@@ -47,7 +47,15 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
     """Beside the model's own end-of-sequence ids."""
     ignore_eos: bool = False
     min_tokens: int = 0
-    """No stop token ends the request before this many tokens were generated."""
+    """So many tokens are generated before a stop token can be drawn."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the output has. In [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that the output has the token. In [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides a positive logit, multiplies another, of every token that prompt or output has. In (0, 2]; 1: off."""
+    logit_bias: dict[int, float] | None = None
+    """Token id → added to its logit, in [-100, 100]."""
 
 
 class KVCacheGroupSpec(msgspec.Struct, array_like=True, frozen=True):

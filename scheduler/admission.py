@@ -11,6 +11,7 @@ from protocol.messages import RejectCode, SamplingParams
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_STOP_IDS = 64
+MAX_LOGIT_BIAS = 1024
 
 
 class InvalidRequest(ValueError):
@@ -53,6 +54,7 @@ def check_prompt(tokens: NDArray[np.int32], vocab_size: int, max_model_len: int)
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raises InvalidRequest naming the first parameter that is out of range."""
+    bias = params.logit_bias or {}
     rules = (
         ("max_tokens", params.max_tokens >= 1, "must be at least 1"),
         (
@@ -71,6 +73,16 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
             all(0 <= token < vocab_size for token in params.stop_token_ids),
             f"must be ids of the vocabulary (0 to {vocab_size - 1})",
         ),
+        ("presence_penalty", -2 <= params.presence_penalty <= 2, "must be in [-2, 2]"),
+        ("frequency_penalty", -2 <= params.frequency_penalty <= 2, "must be in [-2, 2]"),
+        ("repetition_penalty", 0 < params.repetition_penalty <= 2, "must be in (0, 2]"),
+        ("logit_bias", len(bias) <= MAX_LOGIT_BIAS, f"may name at most {MAX_LOGIT_BIAS} ids"),
+        (
+            "logit_bias",
+            all(0 <= token < vocab_size for token in bias),
+            f"must name ids of the vocabulary (0 to {vocab_size - 1})",
+        ),
+        ("logit_bias", all(-100 <= value <= 100 for value in bias.values()), "must have values in [-100, 100]"),
     )
     for name, holds, rule in rules:
         if not holds:

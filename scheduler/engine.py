@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -353,15 +354,12 @@ class Engine:
         request = Request(
             submit.request_id,
             prompt,
-            m.SamplingParams(
+            msgspec.structs.replace(
+                sampling,
                 max_tokens=min(sampling.max_tokens, most),  # the wire allows 64 bits unsigned, arrays do not
-                temperature=sampling.temperature,
                 top_k=sampling.top_k if sampling.top_k < self.model.vocab_size else 0,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
                 seed=drawn if sampling.seed is None else sampling.seed,
                 stop_token_ids=stop_ids,
-                ignore_eos=sampling.ignore_eos,
                 min_tokens=min(sampling.min_tokens, most),
             ),
             limit=min(len(prompt) + sampling.max_tokens, self.max_model_len),

@@ -19,6 +19,7 @@ from protocol.model_config import ModelConfig
 from worker.batch import InputBatch, StepInputs
 from worker.device_table import DeviceTable
 from worker.kv_cache import KVCache, blocks_that_fit
+from worker.logit_rules import LogitRules
 from worker.metadata import build_metadata
 from worker.models import build_model
 from worker.sampler import SamplingBatch, sample
@@ -86,6 +87,7 @@ class ModelRunner:
         num_blocks = blocks_that_fit(config, groups, self.dtype, self.device)
         self.cache = KVCache(groups, config.block_size, num_blocks, self.dtype, self.device)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, windows, config.block_size)
+        self.rules = LogitRules()
         self.tables = [DeviceTable(table, self.device) for table in self.batch.tables]
         self._group_of = [0] * self.model_config.num_layers
         for index, group in enumerate(groups):
@@ -97,6 +99,7 @@ class ModelRunner:
         """Apply a plan and run it. Raises PlanError (nothing was computed) when the planes disagree."""
         marks = [self._last_end, time.monotonic()]
         step = self.batch.apply(plan)
+        self.rules.follow(plan)
         marks.append(time.monotonic())
         for table in self.tables:
             table.commit()
@@ -114,6 +117,11 @@ class ModelRunner:
             digest=plan.digest,  # `apply` proved ours equal
             timings_us=pack([apply, commit, forward, sampling, min(idle, 2**31 - 1)]),
         )
+
+    def start_epoch(self, epoch: int) -> None:
+        """Forget all requests."""
+        self.batch.start_epoch(epoch)
+        self.rules.start_epoch()
 
     def _forward(self, step: StepInputs) -> torch.Tensor:
         """The hidden states of all T tokens, [T, H]."""
@@ -136,12 +144,15 @@ class ModelRunner:
         rows, batch = step.rows[step.sampling], self.batch
         last = torch.from_numpy(step.query_start_loc[step.sampling + 1] - 1).to(self.device)
         logits = self.model.compute_logits(hidden.index_select(0, last))
+        if self.rules.concern(rows):
+            self.rules.apply(logits, rows, batch.num_tokens[rows])
         params = SamplingBatch(
             batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows], batch.seed[rows]
         )
         positions = torch.from_numpy(batch.num_tokens[rows]).to(self.device)
         tokens = sample(logits, params, positions).to(device="cpu", dtype=torch.int32).numpy()
         batch.append_sampled(rows, tokens)
+        self.rules.note(rows, tokens)
         return tokens
 
     def warm_up(self) -> None:

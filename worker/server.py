@@ -95,7 +95,7 @@ class Worker:
             case m.SchedulerOutput():
                 self._socket.send(codec.encode(self._run_plan(message)))
             case m.Welcome(replica, epoch, _):
-                self.runner.batch.start_epoch(epoch)
+                self.runner.start_epoch(epoch)
                 self._diverged = False
                 _LOG.info("welcome: replica %d, epoch %d (protocol %d)", replica, epoch, PROTOCOL_VERSION)
             case m.Refused(reason):

@@ -45,6 +45,10 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
     n: int = 1
     stream: bool = False
     priority: int = 0
@@ -68,6 +72,10 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()} or None,
         )
 
 
@@ -94,6 +102,8 @@ def read_line(content: dict[str, Any], model_name: str) -> Line:
         raise LineError(str(error), _field_of(str(error))) from None
     if (line.prompt is None) == (line.messages is None):
         raise LineError("give either prompt or messages", "prompt")
+    if not all(token.isdecimal() for token in line.logit_bias):
+        raise LineError("logit_bias maps token ids to numbers", "logit_bias")
     if line.content in ("", []):
         name = "prompt" if line.messages is None else "messages"
         raise LineError(f"{name} is empty", name)

@@ -33,6 +33,11 @@ def add_sampling(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--min-p", type=float, default=0.0, metavar="P", help="only those of P times the top probability"
     )
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="of tokens the answer has")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="each time it has the token")
+    group.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="of tokens of prompt and answer (default: 1)"
+    )
     group.add_argument("--seed", type=int, metavar="N", help="the same seed draws the same tokens (default: random)")
     group.add_argument(
         "--stop-token", type=int, action="append", default=[], metavar="ID", help="end at this token id; repeatable"
@@ -51,4 +56,7 @@ def sampling_of(options: argparse.Namespace) -> SamplingParams:
         seed=options.seed,
         stop_token_ids=tuple(options.stop_token),
         ignore_eos=options.ignore_eos,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
     )

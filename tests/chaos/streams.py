@@ -52,13 +52,19 @@ class Recording:
 
 
 def wishes(count: int, max_tokens: int, prompt_len: int = 24, vocab: int = 256, seed: int = 0) -> list[Wish]:
-    """Distinct prompts; every other request is sampled, with a seed of its own."""
+    """Distinct prompts; every other request is sampled, with a seed of its own; two of three count their tokens."""
     result = []
     for i in range(count):
         prompt = tuple((7 * i + 13 * seed + j * (3 + i)) % vocab for j in range(prompt_len + i % 5))
         temperature = 0.0 if i % 2 == 0 else 1.0
         sampling = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, top_p=0.95, seed=1000 + i, ignore_eos=True
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=0.95,
+            seed=1000 + i,
+            ignore_eos=True,
+            repetition_penalty=(1.0, 1.0, 1.1)[i % 3],
+            frequency_penalty=(0.0, 0.1, 0.05)[i % 3],
         )
         result.append(Wish(prompt, sampling))
     return result
