@@ -47,6 +47,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(*map(values_of, arguments), max_size=3)
     if arguments and type(None) in arguments:
         return st.none() | st.one_of(*(values_of(each) for each in arguments if each is not type(None)))
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
