@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: measurements of running servers."""
+"""`python -m bench COMMAND`: measurements, of running servers and of kernels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import argparse
 import sys
 
 from bench import serve
+from bench.kernels import command as kernels
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(subcommands)
+    kernels.add_parser(subcommands)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))

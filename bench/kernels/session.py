@@ -1,0 +1,108 @@
+"""The order of things in a run: every case with every implementation, within the time, and the first once more."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+
+from bench.kernels.budget import Budget
+from bench.kernels.cases import AttentionCase, Case, CopyBlocksCase, GemmCase, WriteKVCase
+from bench.kernels.device import Bench, CannotMeasure
+from bench.kernels.results import KernelsResult, Measured, Skipped
+
+NO_TIME = "no time left"
+
+
+def pick_device(requested: str) -> str:
+    """ "cpu" or "cuda". Raises ValueError if there is none such."""
+    available = torch.cuda.is_available()
+    if requested == "cuda" and not available:
+        raise ValueError("--device cuda: torch sees no CUDA device here")
+    return "cuda" if available and requested != "cpu" else "cpu"
+
+
+def make_bench(device: str, threads: int | None) -> Bench:
+    if device == "cuda":
+        from bench.kernels.on_cuda import CudaBench
+
+        return CudaBench()
+    from bench.kernels.on_cpu import CpuBench
+
+    return CpuBench(threads or len(os.sched_getaffinity(0)))
+
+
+def backends_of(case: Case, bench: Bench) -> tuple[str, ...]:
+    """With which implementations a case is measured here."""
+    if case.kind == "gemm":
+        from bench.kernels.gemm import LINEAR, WIDENED
+
+        return (LINEAR, WIDENED) if bench.device.type == "cpu" and case.dtype == "bfloat16" else (LINEAR,)
+    return bench.backends[:1] if case.kind == "decode_step" else bench.backends
+
+
+def measure_one(case: Case, backend: str, bench: Bench, limit_s: float) -> Measured:
+    """Raises CannotMeasure."""
+    if isinstance(case, AttentionCase):
+        from bench.kernels.attention import measure_attention
+
+        return measure_attention(case, backend, bench, limit_s)
+    if isinstance(case, WriteKVCase):
+        from bench.kernels.cache_ops import measure_write_kv
+
+        return measure_write_kv(case, backend, bench, limit_s)
+    if isinstance(case, CopyBlocksCase):
+        from bench.kernels.cache_ops import measure_copy_blocks
+
+        return measure_copy_blocks(case, backend, bench, limit_s)
+    if isinstance(case, GemmCase):
+        from bench.kernels.gemm import measure_gemm
+
+        return measure_gemm(case, backend, bench, limit_s)
+    try:
+        from bench.kernels.decode_step import measure_decode_step
+    except ModuleNotFoundError as error:
+        raise CannotMeasure(f"the worker needs {error.name}, which is not installed") from None
+    return measure_decode_step(case, backend, bench, 4 * limit_s)
+
+
+def measure_all(
+    cases: list[Case],
+    bench: Bench,
+    budget: Budget,
+    result: KernelsResult,
+    limit_s: float,
+    console: Console,
+    save: Callable[[], None],
+) -> None:
+    """Fill the result, the cases in order, and the first of them once more at the end: that shows drift."""
+    again: Measured | None = None
+    with console.status("") as status:
+        for case in cases:
+            for backend in backends_of(case, bench):
+                reserve_s = budget.expected_s(again.case.kind) if again is not None else 0.0
+                if not budget.allows(case.kind, reserve_s):
+                    result.skipped.append(Skipped(case.name, backend, NO_TIME))
+                    continue
+                status.update(f"{case.name} ({backend}), {budget.left_s:.0f} s left")
+                start = time.monotonic()
+                try:
+                    measured = measure_one(case, backend, bench, limit_s)
+                except CannotMeasure as error:
+                    result.skipped.append(Skipped(case.name, backend, str(error)))
+                    continue
+                except (torch.OutOfMemoryError, RuntimeError) as error:  # one broken kernel must not hide the others
+                    result.skipped.append(Skipped(case.name, backend, f"{type(error).__name__}: {error}"[:500]))
+                    continue
+                finally:
+                    bench.release()
+                budget.took(case.kind, time.monotonic() - start)
+                result.measured.append(measured)
+                again = again or measured
+                save()
+        if again is not None and budget.allows(again.case.kind):
+            last = measure_one(again.case, again.backend, bench, limit_s)
+            result.drift = last.timing.median_us / again.timing.median_us
