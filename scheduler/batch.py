@@ -100,6 +100,15 @@ class RowBatch:
         """The requests that hold rows, rows ascending."""
         return [request for request in self.requests if request is not None]
 
+    def requests_of(self, rows: I64) -> list[Request]:
+        """The requests in these rows, all of which must be in use."""
+        found = []
+        for row in rows.tolist():
+            request = self.requests[row]
+            assert request is not None, f"row {row} is not in use"
+            found.append(request)
+        return found
+
     def _set_stop_ids(self, row: int, stop_ids: tuple[int, ...]) -> None:
         width = self.stop_ids.shape[1]
         if len(stop_ids) > width:

@@ -52,12 +52,25 @@ class FreeKVCacheBlockQueue:
 
     def popleft(self) -> KVCacheBlock:
         """Take the block to be reused next. Raises IndexError when there is none."""
-        if not self._length:
-            raise IndexError("no free block")
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        """Take the n blocks to be reused next, in that order. Raises IndexError, and takes none, if there are fewer."""
+        if n > self._length:
+            raise IndexError(f"{n} free blocks wanted, {self._length} there")
+        taken = []
         block = self._front.next_free
+        for _ in range(n):
+            assert block is not None
+            taken.append(block)
+            after = block.next_free
+            block.prev_free = block.next_free = None
+            block = after
         assert block is not None
-        self.remove(block)
-        return block
+        self._front.next_free = block
+        block.prev_free = self._front
+        self._length -= n
+        return taken
 
     def append(self, block: KVCacheBlock) -> None:
         """To be reused last."""

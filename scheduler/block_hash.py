@@ -20,19 +20,17 @@ def root_hash(key: bytes, cache_salt: str = "", adapter: str = "") -> bytes:
     return digest.digest()
 
 
-def next_hash(parent: bytes, token_bytes: bytes | memoryview) -> bytes:
+def next_hash(parent: bytes, token_bytes: bytes) -> bytes:
     """H_i from H_{i-1} and the block's tokens (int32 little-endian, block_size of them)."""
-    digest = blake2b(parent, digest_size=HASH_BYTES)
-    digest.update(token_bytes)
-    return digest.digest()
+    return blake2b(parent + token_bytes, digest_size=HASH_BYTES).digest()
 
 
-def extend_chain(hashes: list[bytes], root: bytes, following: bytes | memoryview, block_size: int) -> None:
+def extend_chain(hashes: list[bytes], root: bytes, following: bytes, block_size: int) -> None:
     """Append to `hashes` those of the full blocks in `following`: the tokens behind the hashed, int32 little-endian."""
-    view, step = memoryview(following), 4 * block_size
+    step = 4 * block_size
     parent = hashes[-1] if hashes else root
-    for start in range(0, len(view) - step + 1, step):
-        parent = next_hash(parent, view[start : start + step])
+    for start in range(0, len(following) - step + 1, step):
+        parent = next_hash(parent, following[start : start + step])
         hashes.append(parent)
 
 

@@ -66,16 +66,14 @@ class BlockPool:
         """
         if n > len(self.free_queue):
             raise OutOfBlocks(f"need {n} blocks, {len(self.free_queue)} free")
-        taken = []
+        taken = self.free_queue.popleft_n(n)
         states, changed_at, now = self.states, self.changed_at, self.now
-        for _ in range(n):
-            block = self.free_queue.popleft()
+        for block in taken:
             if block.block_hash is not None:
                 self.evict(block)  # its content is about to be overwritten
             block.ref_cnt = 1
             states[block.block_id] = USED
             changed_at[block.block_id] = now
-            taken.append(block)
         return taken
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:

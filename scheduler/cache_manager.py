@@ -6,7 +6,7 @@ Pure: no sockets, no clock, no torch. Names after vLLM's KVCacheManager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from protocol.arrays import pack
 from protocol.messages import KVCacheGroupSpec
 from protocol.windows import first_live_block, most_live_blocks
 from scheduler.block import KVCacheBlock
-from scheduler.block_hash import cache_key, extend_chain
+from scheduler.block_hash import cache_key, extend_chain, next_hash
 from scheduler.block_pool import BlockPool
 from scheduler.request import Request
 
@@ -26,14 +26,6 @@ class PrefixHit(NamedTuple):
 
     num_blocks: int
     blocks: tuple[list[KVCacheBlock], ...]
-
-
-class Dropped(NamedTuple):
-    """A table entry that became null."""
-
-    group: int
-    entry: int
-    block_id: int
 
 
 def blocks_to_revive(hit: PrefixHit) -> int:
@@ -164,41 +156,69 @@ class KVCacheManager:
 
         With `hit` (admission) its table starts with the hit blocks. None when the pool cannot: nothing has changed.
         """
-        if hit is None:
-            have, tables = len(request.blocks[0]) if request.blocks else 0, request.blocks
-        else:
-            have, tables = hit.num_blocks, hit.blocks
-        if not tables:
-            tables = tuple([] for _ in self.groups)
+        hit = hit or PrefixHit(0, tuple([] for _ in self.groups))
+        have = len(request.blocks[0]) if request.blocks else hit.num_blocks
         new = max(0, self.blocks_for(num_tokens) - have)
-        need = new * self.num_groups if hit is None else self.blocks_to_admit(request, num_tokens, hit)
+        need = new * self.num_groups if request.blocks else self.blocks_to_admit(request, num_tokens, hit)
         if need > self.pool.num_free:
             return None
-        if hit is not None:
+        if not request.blocks:
             for blocks in hit.blocks:
                 self.pool.touch(blocks)
             request.num_hit_blocks = hit.num_blocks
-        fresh = self.pool.get_new_blocks(new * self.num_groups)
-        grown = tuple(fresh[group * new : (group + 1) * new] for group in range(self.num_groups))
-        request.blocks = tuple(list(old) if hit is not None else old for old in tables)
-        for table, blocks in zip(request.blocks, grown, strict=True):
-            table.extend(blocks)
-        return grown
+            request.blocks = tuple(list(blocks) for blocks in hit.blocks)
+        self.grow((request,), (new,))
+        return tuple(table[have:] for table in request.blocks)
+
+    def grow(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]] | None:
+        """Lengthen the tables of running requests: counts[i] blocks in every group for requests[i].
+
+        Returns per group the new block ids, in the order of the requests; None when the pool cannot: nothing changed.
+        """
+        groups = self.num_groups
+        need = sum(counts) * groups
+        if need > self.pool.num_free:
+            return None
+        fresh = self.pool.get_new_blocks(need)
+        ids: list[list[int]] = [[] for _ in range(groups)]
+        place = 0
+        for request, count in zip(requests, counts, strict=True):
+            for group, table in enumerate(request.blocks):
+                if count == 1:  # steady decode
+                    block = fresh[place]
+                    table.append(block)
+                    ids[group].append(block.block_id)
+                else:
+                    blocks = fresh[place : place + count]
+                    table.extend(blocks)
+                    ids[group].extend([block.block_id for block in blocks])
+                place += count
+        return ids
 
     # ---------------------------------------------------------------------------------- window fronts, publish, free
 
-    def drop_front(self, request: Request, group: int, front: int) -> list[Dropped]:
-        """Null the entries of a window group before index `front` and free their blocks."""
-        table, null = request.blocks[group], self.pool.null_block
-        dropped = []
-        for index in range(front - 1, -1, -1):
-            block = table[index]
-            if block.is_null:
-                break  # what lies before went earlier
-            dropped.append(Dropped(group, index, block.block_id))
-            table[index] = null
-            self.pool.free_blocks((block,))
-        return dropped
+    def drop_fronts(
+        self, requests: Sequence[Request], group: int, fronts: Sequence[int]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Null the entries of a window group before index fronts[i] in the tables of requests[i]; free their blocks.
+
+        Returns three lists of one length, an element for each entry that became null: the place of its request in
+        `requests`, its index, and the block id that it held.
+        """
+        null = self.pool.null_block
+        places, entries, dropped = list[int](), list[int](), list[KVCacheBlock]()
+        for place, (request, front) in enumerate(zip(requests, fronts, strict=True)):
+            table = request.blocks[group]
+            for index in range(front - 1, -1, -1):
+                block = table[index]
+                if block.is_null:
+                    break  # what lies before went earlier
+                table[index] = null
+                places.append(place)
+                entries.append(index)
+                dropped.append(block)
+        self.pool.free_blocks(dropped)
+        return places, entries, [block.block_id for block in dropped]
 
     def publish(self, request: Request, first: int, end: int) -> None:
         """Let lookups find the blocks [first, end) of `request`, whose hashes are known."""
@@ -206,6 +226,21 @@ class KVCacheManager:
             block_hash = request.block_hashes[index]
             for group, table in enumerate(request.blocks):
                 self.pool.cache_full_block(table[index], cache_key(block_hash, group))
+
+    def publish_next(self, requests: Sequence[Request], indices: Sequence[int], tokens: bytes) -> None:
+        """Hash and publish block indices[i] of requests[i], the first of it that is not published.
+
+        tokens: int32 little-endian, those of all these blocks one after the other.
+        """
+        step, cache, groups = 4 * self.block_size, self.pool.cache_full_block, range(self.num_groups)
+        start = 0
+        for request, index in zip(requests, indices, strict=True):
+            hashes = request.block_hashes
+            if len(hashes) == index:
+                hashes.append(next_hash(hashes[-1] if hashes else request.root, tokens[start : start + step]))
+            for group in groups:
+                cache(request.blocks[group][index], cache_key(hashes[index], group))
+            start += step
 
     def unpublish(self, request: Request) -> None:
         """Let nobody find what `request` computed itself (its results turned out to be worthless)."""

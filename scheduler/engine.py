@@ -221,7 +221,9 @@ class Engine:
         """One TokenBatch per connection."""
         if not len(connections):
             return
-        for index in np.unique(connections).tolist():
+        first = int(connections[0])
+        alone = bool((connections == first).all())  # the usual case, for instance behind one gateway
+        for index in [first] if alone else np.unique(connections).tolist():
             connection = self.connections.by_index(index)
             if connection is None:
                 continue  # it left in this very batch of events

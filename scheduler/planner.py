@@ -226,16 +226,14 @@ def _drop_fronts(replica: Replica, active: I64) -> None:
         if not window:
             continue
         fronts = first_live_block(rows.planned[active], window, replica.block_size)
-        for place in np.nonzero(fronts > rows.front[group, active])[0].tolist():
-            row, front = int(active[place]), int(fronts[place])
-            request = rows.requests[row]
-            assert request is not None
-            dropped = replica.manager.drop_front(request, group, front)
-            rows.front[group, row] = front
-            if dropped:
-                entries = np.array([entry.entry for entry in dropped])
-                ids = np.array([entry.block_id for entry in dropped])
-                replica.digest.remove(np.full(len(ids), row), group, entries, ids)
+        behind = np.nonzero(fronts > rows.front[group, active])[0]
+        if not len(behind):
+            continue
+        where, fronts = active[behind], fronts[behind]
+        rows.front[group, where] = fronts
+        owners, entries, ids = replica.manager.drop_fronts(rows.requests_of(where), group, fronts.tolist())
+        if ids:
+            replica.digest.remove(where[owners], group, np.array(entries), np.array(ids))
 
 
 def _make_room(
@@ -290,19 +288,16 @@ def _grow(replica: Replica, active: I64, counts: I64) -> Growth:
     wanted = np.maximum(0, -(-(rows.planned[active] + counts) // size) - rows.num_blocks[active])
     growing = np.nonzero(wanted)[0]
     grow_rows, grow_counts = active[growing], wanted[growing]
-    ids: list[list[int]] = [[] for _ in manager.groups]
-    for row, place in zip(grow_rows.tolist(), growing.tolist(), strict=True):
-        request = rows.requests[row]
-        assert request is not None
-        new = manager.allocate_slots(request, int(rows.planned[row]) + int(counts[place]))
-        assert new is not None, "room was made"
-        for group, blocks in enumerate(new):
-            ids[group].extend(block.block_id for block in blocks)
-    if len(grow_rows):
-        owners = np.repeat(grow_rows, grow_counts)
+    if not len(growing):
+        return Growth(grow_rows, grow_counts, [[] for _ in manager.groups])
+    ids = manager.grow(rows.requests_of(grow_rows), grow_counts.tolist())
+    assert ids is not None, "room was made"
+    owners, entries = grow_rows, rows.num_blocks[grow_rows]
+    if int(grow_counts.max()) > 1:
         starts = np.repeat(np.cumsum(grow_counts) - grow_counts, grow_counts)
-        entries = np.repeat(rows.num_blocks[grow_rows], grow_counts) + np.arange(len(owners)) - starts
-        for group in range(manager.num_groups):
-            replica.digest.add(owners, group, entries, np.array(ids[group]))
-        rows.num_blocks[grow_rows] += grow_counts
+        owners, entries = np.repeat(grow_rows, grow_counts), np.repeat(entries, grow_counts)
+        entries = entries + np.arange(len(owners)) - starts
+    for group in range(manager.num_groups):
+        replica.digest.add(owners, group, entries, np.array(ids[group]))
+    rows.num_blocks[grow_rows] += grow_counts
     return Growth(grow_rows, grow_counts, ids)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.arrays import pack
 from protocol.digest import TableDigest
 from protocol.messages import KVCacheGroupSpec, SchedulerOutput
 from scheduler.batch import RowBatch
@@ -153,9 +154,16 @@ def publish_rows(replica: Replica, candidates: NDArray[np.int64]) -> None:
     rows, size = replica.rows, replica.block_size
     ends = publish_limit(rows.committed[candidates], rows.planned[candidates]) // size
     behind = np.nonzero(ends > rows.published[candidates])[0]
-    for row, end in zip(candidates[behind].tolist(), ends[behind].tolist(), strict=True):
-        request = rows.requests[row]
-        assert request is not None
+    if not len(behind):
+        return
+    where, ends = candidates[behind], ends[behind]
+    starts = rows.published[where]
+    rows.published[where] = ends
+    requests = rows.requests_of(where)
+    if (ends == starts + 1).all():  # steady decode: one gather for all of them
+        tokens = rows.token_ids[where[:, None], (starts * size)[:, None] + np.arange(size)]
+        replica.manager.publish_next(requests, starts.tolist(), pack(tokens))
+        return
+    for request, row, start, end in zip(requests, where.tolist(), starts.tolist(), ends.tolist(), strict=True):
         replica.manager.hash_blocks(request, end, rows.token_ids[row])
-        replica.manager.publish(request, int(rows.published[row]), end)
-        rows.published[row] = end
+        replica.manager.publish(request, start, end)

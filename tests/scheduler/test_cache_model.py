@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from protocol.arrays import pack
 from protocol.messages import KVCacheGroupSpec, SamplingParams
 from protocol.windows import first_live_block
 from scheduler.block import KVCacheBlock
@@ -206,8 +207,9 @@ class ManagerMachine(RuleBasedStateMachine):
             request.tokens = np.append(request.tokens, np.full(start + more - len(request.tokens), token, np.int32))
         for group, window in enumerate(manager.windows):
             if window:
-                for dropped in manager.drop_front(request, group, first_live_block(start, window, size)):
-                    assert dropped.entry < first_live_block(start, window, size)
+                front = first_live_block(start, window, size)
+                _, entries, ids = manager.drop_fronts([request], group, [front])
+                assert all(entry < front for entry in entries) and manager.pool.null_block.block_id not in ids
         free_before = [block.block_id for block in manager.pool.free_queue]
         have = [[block.block_id for block in table] for table in request.blocks]
         new = manager.allocate_slots(request, start + more)
@@ -251,8 +253,11 @@ class ManagerMachine(RuleBasedStateMachine):
         end = self.computed[request.request_id] // size
         if not manager.pool.enable_caching or end <= first:
             return
-        manager.hash_blocks(request, end)
-        manager.publish(request, first, end)
+        if end == first + 1:  # as in steady decode
+            manager.publish_next([request], [first], pack(request.tokens[first * size : end * size]))
+        else:
+            manager.hash_blocks(request, end)
+            manager.publish(request, first, end)
         for group, table in enumerate(request.blocks):
             for index in range(first, end):
                 if table[index].block_hash is not None:

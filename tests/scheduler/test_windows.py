@@ -44,8 +44,8 @@ def test_dropping_a_front_frees_just_the_blocks_before_it() -> None:
     manager = KVCacheManager((group,), block_size=4, num_blocks=8, enable_caching=False)
     request = Request("r", np.arange(16, dtype=np.int32), SamplingParams(), limit=99, stop_ids=(), root=b"", arrival=0)
     manager.allocate_slots(request, 16)
-    dropped = manager.drop_front(request, 0, first_live_block(12, 4, 4))
-    assert [(entry.entry, entry.block_id) for entry in dropped] == [(1, 2), (0, 1)]
+    dropped = manager.drop_fronts([request], 0, [first_live_block(12, 4, 4)])
+    assert dropped == ([0, 0], [1, 0], [2, 1])  # places in the list of requests, entries, block ids
     assert [block.block_id for block in request.blocks[0]] == [0, 0, 3, 4]
-    assert manager.drop_front(request, 0, 2) == []
+    assert manager.drop_fronts([request], 0, [2]) == ([], [], [])
     manager.check([request])
