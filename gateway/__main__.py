@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 
 from gateway.app import build
-from gateway.connection import Connection, watch_peers
+from gateway.connection import Connection, prepare
 from protocol import logs
 from protocol.config import ConfigError, EngineConfig
 from protocol.lifeline import die_with_supervisor
@@ -51,7 +51,7 @@ def main() -> int:
     except OSError as error:
         log.error("cannot listen on %s, port %d: %s", config.host, config.port, error.strerror)
         return 1
-    watch_peers(listener)
+    prepare(listener)
     _allow_many_connections()
     server = uvicorn.Server(
         uvicorn.Config(

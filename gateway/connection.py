@@ -19,6 +19,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers. What came in one read with the end of a head is not counted."""
 HEAD_TIMEOUT_S = 30.0
 """From the connection, or from the first byte of a later request, until its head is complete."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""The kernel keeps as much, some bookkeeping apart, of what a client has not read; else megabytes."""
 MAX_PIPELINED = 8
 """Requests that may have come before the first is answered."""
 UNREAD_TIMEOUT_S = 60
@@ -27,8 +29,10 @@ UNREAD_TIMEOUT_S = 60
 _PHRASES = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
-def watch_peers(listener: socket.socket) -> None:
-    """Have the kernel find clients that are gone without a word or do not read; connections inherit it (Linux)."""
+def prepare(listener: socket.socket) -> None:
+    """Have the kernel bound what it keeps for a client, and find those that are gone without a word or do not read.
+    Connections inherit it from their listener (Linux)."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", UNREAD_TIMEOUT_S // 2),

@@ -1,16 +1,21 @@
-"""The application without a deployment: in this process, before a scripted scheduler, asked over ASGI."""
+"""The application without a deployment: in this process, before a scripted scheduler, asked over ASGI or HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
 from gateway.app import build
+from gateway.connection import Connection, prepare
 from protocol.config import EngineConfig
 from protocol.runtime import Endpoints, publish
 from tests.client.scripted_server import Handler, ScriptedServer
@@ -38,6 +43,27 @@ def ask(
     with ScriptedServer(f"ipc://{runtime}/client.sock", tiny_model(), handler) as server:
         publish(runtime, Endpoints(client=server.endpoint, worker="", control=""))
         return asyncio.run(run())
+
+
+@contextmanager
+def serve(runtime: Path, handler: Handler | None, **settings: Any) -> Iterator[tuple[str, ScriptedServer]]:
+    """The application behind a real listener of this process: its URL, and the scheduler that answers by `handler`."""
+    config = EngineConfig(model=str(tiny_model()), model_name="tiny", **settings)
+    with ScriptedServer(f"ipc://{runtime}/client.sock", tiny_model(), handler) as scheduler:
+        publish(runtime, Endpoints(client=scheduler.endpoint, worker="", control=""))
+        listener = socket.create_server((config.host, 0), backlog=128)
+        prepare(listener)
+        server = uvicorn.Server(
+            uvicorn.Config(build(config, runtime), http=Connection, log_config=None, timeout_graceful_shutdown=1)
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://{config.host}:{listener.getsockname()[1]}", scheduler
+        finally:
+            server.should_exit = True
+            thread.join()
+            listener.close()
 
 
 def events(text: str) -> list[Any]:
