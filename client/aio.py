@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -34,7 +34,7 @@ from protocol.sockets import connect_dealer, fresh_identity
 Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text (sent as it is, no chat template), token ids, or a conversation."""
 
-_Answer = TypeVar("_Answer", m.ServerInfo, m.Status, m.Snapshot, m.BlockInfo, m.RequestTable)
+_Answer = TypeVar("_Answer", m.ServerInfo, m.Status, m.MetricsSnapshot, m.Snapshot, m.BlockInfo, m.RequestTable)
 _GOODBYE_S = 1.0
 """How long closing waits for the server to confirm aborts."""
 
@@ -127,9 +127,12 @@ class AsyncClient:
         """The text of the whole answer."""
         return (await self.complete(prompt, sampling, **options)).text
 
-    async def abort(self, request_id: str) -> None:
-        """End a request of this client; its stream gets a last chunk with finish_reason "abort"."""
-        self._send(m.Abort(request_id))
+    async def abort(self, request_id: str, reason: Literal["abort", "stop"] = "abort") -> None:
+        """End a request of this client; its stream gets a last chunk with `reason` as finish_reason.
+
+        reason: stop if it is over for you, for example at a stop string; it only matters to the server's counters.
+        """
+        self._send(m.Abort(request_id, reason))
 
     async def status(self) -> m.Status:
         """One snapshot of workers, queues and blocks."""
@@ -154,6 +157,10 @@ class AsyncClient:
                 table = await self._ask(m.GetTable(request_id), m.RequestTable)
                 if table.request_id == request_id:
                     return table
+
+    async def metrics(self) -> m.MetricsSnapshot:
+        """Everything the server counts, of one moment."""
+        return await self._ask(m.GetMetrics(), m.MetricsSnapshot)
 
     async def server_info(self) -> m.ServerInfo:
         """The model that is served. Asked once, then remembered."""
@@ -265,7 +272,7 @@ class AsyncClient:
             case m.Rejected():
                 if request := self._requests.get(message.request_id):
                     self._reject(request, message)
-            case m.ServerInfo() | m.Status() | m.Snapshot() | m.BlockInfo() | m.RequestTable():
+            case m.ServerInfo() | m.Status() | m.MetricsSnapshot() | m.Snapshot() | m.BlockInfo() | m.RequestTable():
                 for future in self._waiting.pop(type(message), []):
                     if not future.done():
                         future.set_result(message)

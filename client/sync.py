@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from client.aio import AsyncClient, Prompt
 from client.chunk import Chunk, Completion
 from client.tokenizer import Tokenizer
-from protocol.messages import SamplingParams, ServerInfo, Status
+from protocol.messages import MetricsSnapshot, SamplingParams, ServerInfo, Status
 
 _Result = TypeVar("_Result")
 
@@ -67,6 +67,10 @@ class Client:
     def status(self) -> Status:
         """One snapshot of workers, queues and blocks."""
         return self._run(self._client.status())
+
+    def metrics(self) -> MetricsSnapshot:
+        """Everything the server counts, of one moment."""
+        return self._run(self._client.metrics())
 
     def server_info(self) -> ServerInfo:
         """The model that is served."""

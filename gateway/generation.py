@@ -103,7 +103,7 @@ class _Choice:
 
     async def _end_here(self) -> Chunk:
         """A stop string is complete: have the scheduler end the request, and hear its last word: the usage."""
-        await self._client.abort(self.stream.request_id)
+        await self._client.abort(self.stream.request_id, "stop")
         while True:
             chunk = await self._read()
             if chunk.finish_reason is not None:

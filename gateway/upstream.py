@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from client import AsyncClient, ClientError, ServerUnavailable
-from protocol.messages import Status
+from protocol.messages import MetricsSnapshot, Status
 from protocol.runtime import RuntimeFolderError, read_endpoints
 
 WATCH_S = 0.2
@@ -81,6 +81,14 @@ class Upstream:
                     self._status = None
                 self._status_at = asyncio.get_running_loop().time()
             return self._status
+
+    async def metrics(self) -> MetricsSnapshot | None:
+        """Everything the scheduler counts; None when it does not answer."""
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                return await (await self.client()).metrics()
+        except (ClientError, TimeoutError):
+            return None
 
     async def can_generate(self) -> bool:
         """Whether a replica is alive."""

@@ -173,6 +173,8 @@ class ModelRunnerOutput(_Message, tag="result", frozen=True):
     """[apply, commit, forward, sample, idle before] in microseconds."""
     logprobs: bytes | None = None
     """float32 little-endian, log-probability of each sampled token; None when nobody asked."""
+    started_ns: int = 0
+    """When the worker began with the plan: CLOCK_MONOTONIC of its machine, nanoseconds; 0: not told."""
 
 
 class PlanRefused(_Message, tag="plan_refused", frozen=True):
@@ -226,9 +228,11 @@ class Attach(_Message, tag="attach", frozen=True):
 
 
 class Abort(_Message, tag="abort", frozen=True):
-    """Client → scheduler: forget this request. Answered by Finished("abort") if it was still known."""
+    """Client → scheduler: end this request. Answered by Finished(reason) if it was still known."""
 
     request_id: str
+    reason: Literal["abort", "stop"] = "abort"
+    """stop: the client has all it wants, for example up to a stop string; counted as a success."""
 
 
 class Describe(_Message, tag="describe", frozen=True):
@@ -257,6 +261,10 @@ class GetTable(_Message, tag="get_table", frozen=True):
     """Client → scheduler: the block table of one request. Answered by RequestTable."""
 
     request_id: str
+
+
+class GetMetrics(_Message, tag="get_metrics", frozen=True):
+    """Client → scheduler: all counters and histograms. Answered by MetricsSnapshot."""
 
 
 class Accepted(_Message, tag="accepted", frozen=True):
@@ -444,9 +452,48 @@ class RequestTable(_Message, tag="request_table", frozen=True):
     """Per cache group the block ids in logical order; 0 in front of a sliding window."""
 
 
-ClientToScheduler = Submit | Attach | Abort | Describe | GetStatus | GetSnapshot | GetBlock | GetTable
+class HistogramData(msgspec.Struct, array_like=True, frozen=True):
+    """Values counted by size. The borders are in `protocol.histograms`."""
+
+    counts: tuple[int, ...]
+    """By bucket, not cumulative; the last is for what exceeds all borders."""
+    sum: float
+    """Of the values."""
+
+
+class ReplicaMetrics(msgspec.Struct, array_like=True, frozen=True):
+    """What one replica has done since the scheduler started, beyond ReplicaStatus."""
+
+    replica: int
+    prompt_tokens: int
+    """Of requests that have come to their first token."""
+    histograms: dict[str, HistogramData]
+    """By the names of `protocol.histograms.BOUNDS`."""
+    stages: dict[str, HistogramData]
+    """Seconds of a step by stage, `protocol.histograms.STAGES`."""
+
+
+class MetricsSnapshot(_Message, tag="metrics", frozen=True):
+    """Scheduler → client: everything it counts, of one moment."""
+
+    status: Status
+    finished: dict[str, int]
+    """Requests that are over, by reason."""
+    replicas: tuple[ReplicaMetrics, ...]
+
+
+ClientToScheduler = Submit | Attach | Abort | Describe | GetStatus | GetMetrics | GetSnapshot | GetBlock | GetTable
 SchedulerToClient = (
-    Accepted | TokenBatch | Finished | Rejected | ServerInfo | Status | Snapshot | BlockInfo | RequestTable
+    Accepted
+    | TokenBatch
+    | Finished
+    | Rejected
+    | ServerInfo
+    | Status
+    | MetricsSnapshot
+    | Snapshot
+    | BlockInfo
+    | RequestTable
 )
 
 

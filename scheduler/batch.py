@@ -45,6 +45,8 @@ class RowBatch:
         self.connection: I64 = np.zeros(num_rows, dtype=np.int64)
         self.handle: I64 = np.zeros(num_rows, dtype=np.int64)
         self.binding: I64 = np.zeros(num_rows, dtype=np.int64)
+        self.last_token_at: NDArray[np.float64] = np.full(num_rows, np.nan)
+        """When the latest token was committed, seconds; NaN: none yet."""
         self.requests: list[Request | None] = [None] * num_rows
         self._free = list(range(num_rows))
         self.to_finish: list[int] = []
@@ -75,6 +77,7 @@ class RowBatch:
         self.connection[row] = request.connection
         self.handle[row] = request.handle
         self.binding[row] = request.binding = binding
+        self.last_token_at[row] = request.last_token_at
         self.requests[row] = request
         request.row = row
         request.in_flight = 0
@@ -86,6 +89,7 @@ class RowBatch:
         assert request is not None and self.active[row], f"row {row} is not in use"
         request.tokens = self.token_ids[row, : self.committed[row]].copy()
         request.in_flight = int(self.known[row] - self.committed[row])
+        request.last_token_at = float(self.last_token_at[row])
         request.row = None
         self.requests[row] = None
         self.active[row] = False

@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     ended: list[tuple[Request, FinishReason, str]]
 
 
-def commit(replica: Replica, step: Step, tokens: NDArray[np.int32]) -> Outcome:
+def commit(replica: Replica, step: Step, tokens: NDArray[np.int32], now: float) -> Outcome:
     """Apply the result of `step`. A token counts only for the admission that caused it and only if its index is the
     request's committed length; whoever ended or moved meanwhile loses it.
 
@@ -42,6 +42,7 @@ def commit(replica: Replica, step: Step, tokens: NDArray[np.int32]) -> Outcome:
     rows.token_ids[row, index] = token
     rows.committed[row] = index + 1
     replica.stats.generated_tokens += len(row)
+    replica.stats.tokens(rows, row, index, now)
     stopped = (rows.stop_ids[row] == token[:, None]).any(axis=1) & (index + 1 >= rows.min_len[row])
     full = index + 1 >= rows.limit[row]
     emitted = [rows.connection[row], rows.handle[row], index - rows.prompt_len[row], token]
@@ -55,7 +56,9 @@ def commit(replica: Replica, step: Step, tokens: NDArray[np.int32]) -> Outcome:
         ended.append((request, "error", NAN_MESSAGE))
     late: list[tuple[int, int, int, int]] = []
     for place in np.nonzero(~bound)[0].tolist():
-        _commit_late(replica, int(step.binding[place]), int(step.token_index[place]), int(tokens[place]), late, ended)
+        _commit_late(
+            replica, int(step.binding[place]), int(step.token_index[place]), int(tokens[place]), now, late, ended
+        )
     if late:
         columns = np.array(late, dtype=np.int64).T
         emitted = [np.concatenate(pair) for pair in zip(emitted, columns, strict=True)]
@@ -74,6 +77,7 @@ def _commit_late(
     binding: int,
     index: int,
     token: int,
+    now: float,
     late: list[tuple[int, int, int, int]],
     ended: list[tuple[Request, FinishReason, str]],
 ) -> None:
@@ -94,6 +98,7 @@ def _commit_late(
     else:
         request.append_late(token)
         replica.stats.generated_tokens += 1
+        replica.stats.late_token(request, now)
         late.append((request.connection, request.handle, index - request.prompt_len, token))
         reason = request.ends_with(token, len(request.tokens))
         if reason is None and request.in_flight == 0:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ from scheduler.replica import Replica, Step
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
 from scheduler.snapshot import block_info, request_table, take_snapshot
+from scheduler.step_log import StepRecord
 from scheduler.workers import Worker, describe, refusal
 
 I64 = NDArray[np.int64]
@@ -39,7 +41,8 @@ I32 = NDArray[np.int32]
 class Engine:
     """Scheduler state of the whole deployment.
 
-    `hash_key`: the deployment's secret for prefix hashes (at most 64 bytes). `hold_policy`: see `planner`.
+    `hash_key`: the deployment's secret for prefix hashes (at most 64 bytes). `hold_policy`: see `planner`. `clock`:
+    seconds, the same clock as `now` of `handle`; only measures how long things take (None: they take no time).
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class Engine:
         hash_key: bytes,
         now: float = 0.0,
         hold_policy: HoldPolicy | None = None,
+        clock: Callable[[], float] | None = None,
     ):
         self.config = config
         self.model = model
         self.max_model_len = config.max_model_len or model.max_position_embeddings
         self.hash_key = hash_key
-        self.started = now
+        self.started = self.now = now
+        self.clock = clock or (lambda: self.now)
         self.replicas = [
             Replica(
                 index,
@@ -78,6 +83,8 @@ class Engine:
         self.last_hello: dict[str, tuple[m.Hello, str, int]] = {}
         """By worker id: its latest hello, state and epoch, dead or alive; for the status."""
         self.watchers: set[bytes] = set()
+        self.finished: dict[str, int] = dict.fromkeys(get_args(m.FinishReason), 0)
+        """Requests that are over, by reason."""
         self.dropped_frames = 0
         self._strange_messages = 0
         """Well-formed, but from someone who never was a worker of ours."""
@@ -94,6 +101,7 @@ class Engine:
 
     def handle_all(self, events: Iterable[e.Event], now: float) -> list[e.Action]:
         """Apply several events, then plan once."""
+        self.now = now
         self._tell_time(now)
         for event in events:
             self._apply(event, now)
@@ -137,15 +145,45 @@ class Engine:
                     progress |= self._plan(replica, now)
 
     def _plan(self, replica: Replica, now: float) -> bool:
+        began = self.clock()
         plan = self.planner.make_plan(replica, self.queue, self.router, now)
         for request, reason in plan.ended:
             self._finish(request, reason)
         if plan.output is None:
             return False
+        self._record_plan(replica, plan.output, began)
         worker = self._worker_of(replica)
         assert worker is not None, "a ready replica has a worker"
         self._actions.append(e.ToWorker(worker.identity, plan.output))
         return True
+
+    def _record_plan(self, replica: Replica, output: m.SchedulerOutput, began: float) -> None:
+        for admitted in output.admit:
+            request = replica.rows.requests[admitted.row]
+            assert request is not None
+            replica.stats.admitted(request, self.now)
+        step, chunks = replica.in_flight[-1], unpack(output.prefill_num_tokens)
+        num_prefill_tokens = int(chunks.sum())
+        replica.step_log.planned(
+            StepRecord(
+                epoch=output.epoch,
+                step=output.step,
+                num_tokens=step.num_tokens,
+                num_running=step.num_tokens - num_prefill_tokens + len(chunks),
+                num_prefill_tokens=num_prefill_tokens,
+                num_sampling=len(step.rows),
+                planned_at=began,
+                schedule_s=self.clock() - began,
+            )
+        )
+
+    def plan_encoded(self, identity: bytes, plan: m.SchedulerOutput, num_bytes: int, seconds: float) -> None:
+        """The plan made for this worker became a frame, which took so long and is sent now. For the books only."""
+        worker = self.workers.get(identity)
+        if worker is not None and worker.epoch == plan.epoch:
+            replica = self.replicas[worker.hello.replica]
+            replica.step_log.encoded(plan.step, num_bytes, seconds, self.clock())
+            replica.stats.histograms["plan_bytes"].observe(num_bytes)
 
     # ------------------------------------------------------------------------------------------------ worker plane
 
@@ -210,12 +248,20 @@ class Engine:
         if problem is not None:
             self._diverged(worker, problem)
             return
+        began = self.clock()
         replica.in_flight.popleft()
-        replica.step_log.finished(replica.epoch, step, result.timings_us, now)
-        outcome = commit(replica, step, tokens)
+        outcome = commit(replica, step, tokens, now)
         self._send_tokens(step.step, outcome.connections, outcome.handles, outcome.indices, outcome.tokens)
         for request, reason, message in outcome.ended:
             self._finish(request, reason, message)
+        self._record_result(replica, result, began, len(outcome.tokens))
+
+    def _record_result(self, replica: Replica, result: m.ModelRunnerOutput, began: float, num_committed: int) -> None:
+        record = replica.step_log.returned(result.step, result.timings_us, result.started_ns / 1e9, began)
+        assert record is not None, "its plan was recorded"
+        record.num_committed = num_committed
+        record.result_s = self.clock() - began
+        replica.stats.step_done(record)
 
     def _send_tokens(self, step: int, connections: I64, handles: I64, indices: I64, tokens: I64) -> None:
         """One TokenBatch per connection."""
@@ -251,6 +297,7 @@ class Engine:
         del self.workers[worker.identity]
         worker.state = "dead"
         self.last_hello[worker.hello.worker_id] = (worker.hello, "dead", worker.epoch)
+        replica.step_log.lost()
         bound = replica.lose()
         replica.stats.recoveries += 1
         for request in bound:
@@ -306,12 +353,12 @@ class Engine:
                     self._reject(identity, message.request_id, error)
             case m.Attach(request_id, next_index):
                 self._attach(identity, request_id, next_index)
-            case m.Abort(request_id):
+            case m.Abort(request_id, reason):
                 request = self.requests.get(request_id)
                 if request is None:
                     self._reject(identity, request_id, _unknown(request_id))
                 else:
-                    self._abort(request)
+                    self._abort(request, reason)
             case m.Describe():
                 info = m.ServerInfo(
                     model_path=self.config.model,
@@ -331,6 +378,8 @@ class Engine:
             case m.GetTable(request_id):
                 table = request_table(self.replicas, request_id, self.requests.get(request_id))
                 self._actions.append(e.ToClient(identity, table))
+            case m.GetMetrics():
+                self._actions.append(e.ToClient(identity, self.metrics(now)))
 
     def _submit(self, identity: bytes, submit: m.Submit) -> None:
         check_request_id(submit.request_id)
@@ -373,6 +422,7 @@ class Engine:
             handle=self.connections.new_handle(),
         )
         self._arrivals += 1
+        request.arrived_at = self.now
         self.requests[request.request_id] = request
         connection.requests[request.handle] = request
         self.connections.finished.pop(request.request_id, None)
@@ -440,9 +490,9 @@ class Engine:
         rows = self.replicas[request.replica].rows
         return rows.token_ids[request.row, request.prompt_len : rows.committed[request.row]].copy()
 
-    def _abort(self, request: Request, tell: bool = True) -> None:
+    def _abort(self, request: Request, reason: m.FinishReason = "abort", tell: bool = True) -> None:
         self._take_out(request)
-        self._finish(request, "abort", tell=tell)
+        self._finish(request, reason, tell=tell)
 
     def _take_out(self, request: Request) -> None:
         """Remove an unfinished request from wherever it stands; its tokens in flight will reach nobody."""
@@ -460,6 +510,9 @@ class Engine:
             except KeyError:
                 pass  # the planner took it out already
         request.move(RequestState.FINISHED)
+        self.finished[reason] += 1
+        if request.replica is not None:
+            self.replicas[request.replica].stats.ended(request, reason, self.now)
         del self.requests[request.request_id]
         connection = self.connections.by_index(request.connection)
         if connection is not None and tell:
@@ -516,11 +569,10 @@ class Engine:
             dropped_frames=self.dropped_frames + self._strange_messages,
         )
 
-    def plan_encoded(self, identity: bytes, plan: m.SchedulerOutput, num_bytes: int, seconds: float) -> None:
-        """The plan made for this worker became a frame; for the record of the step."""
-        worker = self.workers.get(identity)
-        if worker is not None and worker.epoch == plan.epoch:
-            self.replicas[worker.hello.replica].step_log.encoded(plan.step, num_bytes, seconds)
+    def metrics(self, now: float) -> m.MetricsSnapshot:
+        """Everything that is counted."""
+        replicas = tuple(replica.stats.data(replica.index) for replica in self.replicas)
+        return m.MetricsSnapshot(self.status(now), dict(self.finished), replicas)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken anywhere."""

@@ -13,6 +13,7 @@ from protocol.digest import TableDigest
 from protocol.messages import KVCacheGroupSpec, SchedulerOutput
 from scheduler.batch import RowBatch
 from scheduler.cache_manager import KVCacheManager
+from scheduler.metrics import ReplicaStats
 from scheduler.request import Request
 from scheduler.step_log import StepLog
 
@@ -30,19 +31,6 @@ class Step(NamedTuple):
     digest: int
     num_tokens: int
     sent_at: float
-
-
-class ReplicaStats:
-    """Counters since the scheduler started; they survive epochs."""
-
-    def __init__(self) -> None:
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.steps = 0
-        self.generated_tokens = 0
-        self.preemptions = 0
-        self.recoveries = 0
-        self.fenced_messages = 0
 
 
 class Replica:

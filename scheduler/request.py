@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from math import nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,14 +47,18 @@ class Request:
     """
 
     __slots__ = (
+        "admitted_at",
         "arrival",
+        "arrived_at",
         "binding",
         "block_hashes",
         "blocks",
         "cached_tokens",
         "connection",
+        "first_token_at",
         "handle",
         "in_flight",
+        "last_token_at",
         "limit",
         "num_hit_blocks",
         "overtaken",
@@ -113,6 +118,13 @@ class Request:
         """While DRAINING: how it ends if the tokens in flight do not end it."""
         self.cached_tokens: int | None = None
         self.overtaken = 0
+        self.arrived_at = 0.0
+        """Moments are seconds of the engine's clock."""
+        self.admitted_at: float | None = None
+        """When it first got a row."""
+        self.first_token_at: float | None = None
+        self.last_token_at = nan
+        """When its latest token was committed; while RUNNING the row's array owns it."""
 
     @property
     def order(self) -> tuple[int, int]:

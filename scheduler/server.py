@@ -45,7 +45,11 @@ class Server:
         self.control, control = bind_router(self.context, f"ipc://{runtime}/control.sock")
         self.endpoints = Endpoints(client=client, worker=worker, control=control, pid=os.getpid())
         self.engine = Engine(
-            config, ModelConfig.from_folder(config.model), hash_key=secrets.token_bytes(32), now=time.monotonic()
+            config,
+            ModelConfig.from_folder(config.model),
+            hash_key=secrets.token_bytes(32),
+            now=time.monotonic(),
+            clock=time.monotonic,
         )
         self.outbox = Outbox()
         self.dropped_frames = 0
@@ -130,10 +134,10 @@ class Server:
         return failures
 
     def _to_worker(self, identity: bytes, message: m.SchedulerToWorker, failures: list[e.Event]) -> None:
-        began = time.perf_counter()
+        began = time.monotonic()
         frame = codec.encode(message)
         if isinstance(message, m.SchedulerOutput):
-            self.engine.plan_encoded(identity, message, len(frame), time.perf_counter() - began)
+            self.engine.plan_encoded(identity, message, len(frame), time.monotonic() - began)
         problem = self._try_send_frame(self.workers, identity, frame)
         if problem is not None:
             failures.append(e.WorkerUnreachable(identity, f"cannot be reached: {problem.strerror}"))

@@ -116,6 +116,7 @@ class ModelRunner:
             tokens=pack(tokens),
             digest=plan.digest,  # `apply` proved ours equal
             timings_us=pack([apply, commit, forward, sampling, min(idle, 2**31 - 1)]),
+            started_ns=int(marks[1] * 1e9),
         )
 
     def start_epoch(self, epoch: int) -> None:

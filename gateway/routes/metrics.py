@@ -13,4 +13,4 @@ router = APIRouter(tags=["operation"])
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(gateway: Shared) -> Response:
     """Prometheus' text format."""
-    return Response(gateway.metrics.text(await gateway.upstream.status()), media_type=CONTENT_TYPE_LATEST)
+    return Response(gateway.metrics.text(await gateway.upstream.metrics()), media_type=CONTENT_TYPE_LATEST)

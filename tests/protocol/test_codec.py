@@ -176,7 +176,7 @@ def test_fields_of_the_wrong_type_are_malformed(message: Any) -> None:
 
 def test_a_newer_peers_last_fields_are_passed_over() -> None:
     """New fields come last: an older reader ignores them."""
-    newer = msgspec.msgpack.encode(["abort", "r", "a field we do not know"])
+    newer = msgspec.msgpack.encode(["abort", "r", "abort", "a field we do not know"])
     assert codec.client_to_scheduler.decode(bytes([m.PROTOCOL_VERSION]) + newer) == m.Abort("r")
 
 
