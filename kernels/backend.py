@@ -1,8 +1,9 @@
 """What an attention backend must be able to do. Knows no implementation.
 
 K and V of a layer lie in two caches [num_blocks, num_kv_heads, block_size, head_dim]: one (block, head) tile is
-contiguous. Slot b * block_size + o is offset o of block b. Block 0 is the null block: nobody writes it, and what is in
-it must not matter. The same holds for every slot that no live token owns: it may hold NaN.
+contiguous in a cache of its own; one cut out of a bigger pool may have any strides but in head_dim. Slot
+b * block_size + o is offset o of block b. Block 0 is the null block: nobody writes it, and what is in it must not
+matter. The same holds for every slot that no live token owns: it may hold NaN.
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ class AttentionBackend(Protocol):
     name: str
     counters: dict[str, int]
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    def write_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
         """Put k, v [num_tokens, num_kv_heads, head_dim] at slot_mapping int64 [num_tokens]; -1 writes nothing.
 
-        k and v may be strided views (of a fused qkv buffer); head_dim must be contiguous.
+        k and v may be strided views (of a fused qkv buffer); head_dim must be contiguous. A quantised cache
+        (`kernels.quantise`) needs k_scale and v_scale, float32 [num_kv_heads]; another takes none.
         """
         ...
 
@@ -38,13 +49,20 @@ class AttentionBackend(Protocol):
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        causal: bool = True,
+        sinks: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
         out: Tensor,
     ) -> None:
-        """Causal attention of q over the cached keys, into out; both [num_tokens, num_q_heads, head_dim].
+        """Attention of q over the cached keys, into out; both [num_tokens, num_q_heads, head_dim].
 
         The query at position p sees keys max(0, p - window + 1) .. p: `window` keys, itself included; without a
-        window, all of 0 .. p. Query head h reads KV head h // (num_q_heads // num_kv_heads). With a soft cap c, a
-        scaled score s becomes c * tanh(s / c). A query that sees no key (seq_len 0) gets zeros.
+        window, all of 0 .. p. Not causal, it sees all keys of its sequence, or those less than `window` away. Query
+        head h reads KV head h // (num_q_heads // num_kv_heads). With a soft cap c, a scaled score s becomes
+        c * tanh(s / c). sinks, float32 [num_q_heads]: a further score of each head, neither scaled nor capped, that
+        takes its share of the weight and has no value. A query that sees no key (seq_len 0) gets zeros.
+        A backend refuses with ValueError what its entry in the registry does not claim.
         """
         ...
 
@@ -62,6 +80,12 @@ class AttentionBackend(Protocol):
         dtype: torch.dtype,
         window: int | None = None,
         soft_cap: float | None = None,
+        causal: bool = True,
+        sinks: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Compile and run everything a worker of this shape can need, so that no step ever waits for a compiler."""
+        """Compile and run everything a worker of this shape can need, so that no step ever waits for a compiler.
+
+        kv_dtype: of the cache, if it is quantised.
+        """
         ...

@@ -9,17 +9,37 @@ import torch
 from torch import Tensor
 
 from kernels.metadata import AttentionMetadata
+from kernels.quantise import LIMITS
 
 
 def check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
-    if k_cache.dim() != 4 or not k_cache.is_contiguous() or not v_cache.is_contiguous():
+    """A cache may be cut out of a bigger pool: any strides, as long as head_dim is contiguous and K and V agree."""
+    if k_cache.dim() != 4 or k_cache.stride(3) != 1 or k_cache.shape[2] < 1:
         raise ValueError(
-            "caches must be contiguous [num_blocks, num_kv_heads, block_size, head_dim], "
+            "caches must be [num_blocks, num_kv_heads, block_size, head_dim], the last dimension contiguous, "
             f"not {tuple(k_cache.shape)} with strides {k_cache.stride()}"
         )
-    if k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype:
+    if k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype or k_cache.stride() != v_cache.stride():
         raise ValueError(
-            f"k_cache is {tuple(k_cache.shape)} {k_cache.dtype}, v_cache {tuple(v_cache.shape)} {v_cache.dtype}"
+            f"k_cache is {tuple(k_cache.shape)} {k_cache.dtype} with strides {k_cache.stride()}, "
+            f"v_cache {tuple(v_cache.shape)} {v_cache.dtype} with strides {v_cache.stride()}; they must be alike"
+        )
+
+
+def check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    """A quantised cache has both scales, another has none."""
+    num_kv_heads = k_cache.shape[1]
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (scale is not None) != (k_cache.dtype in LIMITS):
+            raise ValueError(f"{name} is {'missing' if scale is None else 'given'} for a cache of {k_cache.dtype}")
+        if scale is not None:
+            _check_per_head(name, scale, num_kv_heads)
+
+
+def _check_per_head(name: str, tensor: Tensor, num_heads: int) -> None:
+    if tensor.dtype != torch.float32 or tensor.shape != (num_heads,) or tensor.stride(0) != 1:
+        raise ValueError(
+            f"{name} must be contiguous float32 [{num_heads}], one a head; it is {tensor.dtype} {tuple(tensor.shape)}"
         )
 
 
@@ -31,9 +51,14 @@ def check_attention(
     window: int | None,
     soft_cap: float | None,
     out: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """num_tokens: how many the metadata counts."""
     check_caches(k_cache, v_cache)
+    check_scales(k_cache, k_scale, v_scale)
     if q.dim() != 3 or q.shape != out.shape or q.dtype != out.dtype:
         raise ValueError(f"q is {tuple(q.shape)} {q.dtype}, out {tuple(out.shape)} {out.dtype}; they must be alike")
     num_rows, num_q_heads, head_dim = q.shape
@@ -49,6 +74,10 @@ def check_attention(
         raise ValueError(f"window must be at least 1 (the token itself), not {window}")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap must be positive, not {soft_cap}")
+    if k_cache.dtype != q.dtype and k_cache.dtype not in LIMITS:
+        raise ValueError(f"q is {q.dtype}, the cache {k_cache.dtype}; they must be alike, or the cache quantised")
+    if sinks is not None:
+        _check_per_head("sinks", sinks, num_q_heads)
 
 
 def check_metadata(metadata: AttentionMetadata, block_size: int) -> None:
@@ -71,8 +100,17 @@ def check_metadata(metadata: AttentionMetadata, block_size: int) -> None:
         )
 
 
-def check_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def check_write(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     check_caches(k_cache, v_cache)
+    check_scales(k_cache, k_scale, v_scale)
     tail = (k_cache.shape[1], k_cache.shape[3])
     if k.dim() != 3 or k.shape != v.shape or k.shape[1:] != tail:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} must both be [num_tokens, {tail[0]}, {tail[1]}]")

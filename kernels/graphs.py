@@ -49,6 +49,8 @@ class GraphBackend(Protocol):
         head_dim: int,
         block_size: int,
         window: int | None,
+        kv_bytes: int = 2,
     ) -> DecodePlan:
-        """The plan of a shape. max_seq_len: tokens, of the longest sequence that can come."""
+        """The plan of a shape. max_seq_len: tokens, of the longest sequence that can come; kv_bytes: an element of the
+        cache."""
         ...

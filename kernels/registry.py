@@ -15,23 +15,29 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.backend import AttentionBackend
+from kernels.quantise import LIMITS
 
 
 @dataclass(frozen=True)
 class BackendSpec:
-    """One backend. Lower `rank` is tried first. An empty set or None means that there is no limit."""
+    """One backend. Lower `rank` is tried first. No devices or dtypes, or None: there is no limit."""
 
     name: str
     rank: int
     module: str  # imported by load(); offers create(num_threads) -> AttentionBackend
     summary: str
     devices: frozenset[str] = frozenset()
-    dtypes: frozenset[torch.dtype] = frozenset()  # of q, out and the KV cache, which are alike
+    dtypes: frozenset[torch.dtype] = frozenset()  # of q, out and the KV cache, unless that is quantised
     head_dim_multiple: int = 1
     max_head_dim: int | None = None
     block_size_multiple: int = 1
     window: bool = True
     soft_cap: bool = True
+    non_causal: bool = True
+    sinks: bool = True
+    sliced_cache: bool = True  # one cut out of a bigger pool, not contiguous
+    kv_dtypes: frozenset[torch.dtype] = frozenset()  # quantised caches; that of q's own dtype is a matter of course
+    lacks_kv_dtype: Callable[[torch.dtype], str | None] = field(default=lambda dtype: None)  # why not on this machine
     needs: tuple[str, ...] = ()  # modules that must be importable
     unavailable: Callable[[], str | None] = field(default=lambda: None)  # why not on this machine
 
@@ -61,6 +67,14 @@ def _no_cuda() -> str | None:
     return None if torch.cuda.is_available() else "no CUDA device"
 
 
+def _no_float8(dtype: torch.dtype) -> str | None:
+    """NVIDIA GPUs convert float8_e4m3fn from compute capability 8.9 on; Triton compiles it for no other."""
+    if dtype is not torch.float8_e4m3fn or not torch.cuda.is_available():
+        return None
+    capability = torch.cuda.get_device_capability()
+    return None if capability >= (8, 9) else f"needs compute capability 8.9, not {capability[0]}.{capability[1]}"
+
+
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter runs its kernels on CPU tensors, slowly: for tests, and never chosen unless asked for."""
 
@@ -75,6 +89,8 @@ BACKENDS: tuple[BackendSpec, ...] = (
         devices=frozenset({"cpu"} if _INTERPRETED else {"cuda"}),
         dtypes=_HALVES_AND_FLOAT,
         max_head_dim=256,
+        kv_dtypes=frozenset(LIMITS),
+        lacks_kv_dtype=_no_float8,
         needs=("triton",),
         unavailable=(lambda: None) if _INTERPRETED else _no_cuda,
     ),
@@ -87,6 +103,9 @@ BACKENDS: tuple[BackendSpec, ...] = (
         dtypes=_HALVES_AND_FLOAT,
         head_dim_multiple=16,
         max_head_dim=512,
+        non_causal=False,
+        sinks=False,
+        sliced_cache=False,
         needs=("numba",),
     ),
     BackendSpec(
@@ -94,6 +113,7 @@ BACKENDS: tuple[BackendSpec, ...] = (
         rank=2,
         module="kernels.torch_backend",
         summary="plain PyTorch, one sequence at a time",
+        kv_dtypes=frozenset(LIMITS),
     ),
 )
 

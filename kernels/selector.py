@@ -25,11 +25,15 @@ class AttentionShape:
     """What decides the choice: the device, and how the layers and the cache are shaped."""
 
     device: str  # "cpu" or "cuda"
-    dtype: torch.dtype  # of q, out and the cache
+    dtype: torch.dtype  # of q, out and, unless kv_dtype says otherwise, the cache
     head_dim: int
     block_size: int  # the kernel's, in slots
     window: int | None = None
     soft_cap: float | None = None
+    causal: bool = True
+    sinks: bool = False
+    kv_dtype: torch.dtype | None = None  # of a quantised cache
+    sliced_cache: bool = False  # cut out of a bigger pool
 
     def __str__(self) -> str:
         text = f"{self.device}, {_name(self.dtype)}, head_dim {self.head_dim}, block {self.block_size}"
@@ -37,6 +41,14 @@ class AttentionShape:
             text += f", window {self.window}"
         if self.soft_cap is not None:
             text += f", soft cap {self.soft_cap:g}"
+        if not self.causal:
+            text += ", not causal"
+        if self.sinks:
+            text += ", sinks"
+        if self.kv_dtype is not None:
+            text += f", cache {_name(self.kv_dtype)}"
+        if self.sliced_cache:
+            text += ", sliced cache"
         return text
 
 
@@ -65,6 +77,18 @@ def why_not(spec: BackendSpec, shape: AttentionShape) -> str | None:
         return "has no sliding window"
     if shape.soft_cap is not None and not spec.soft_cap:
         return "has no soft cap"
+    if not shape.causal and not spec.non_causal:
+        return "is causal only"
+    if shape.sinks and not spec.sinks:
+        return "has no attention sinks"
+    if shape.sliced_cache and not spec.sliced_cache:
+        return "needs a contiguous cache"
+    if shape.kv_dtype is not None and shape.kv_dtype != shape.dtype:
+        if shape.kv_dtype not in spec.kv_dtypes:
+            return f"has no {_name(shape.kv_dtype)} cache"
+        lacking = spec.lacks_kv_dtype(shape.kv_dtype)
+        if lacking is not None:
+            return f"{_name(shape.kv_dtype)} cache {lacking}"
     return spec.missing()
 
 
@@ -112,13 +136,18 @@ def select_backend(
     block_size: int,
     window: int | None = None,
     soft_cap: float | None = None,
+    causal: bool = True,
+    sinks: bool = False,
+    kv_dtype: torch.dtype | None = None,
     num_threads: int | None = None,
 ) -> Selection:
     """Choose, load and explain. `requested` is `auto` or a name; num_threads is the worker's share of the cores.
 
     Raises NoBackend, which names the reason, if the one asked for (or, with auto, every one) cannot run this shape.
     """
-    shape = AttentionShape(torch.device(device).type, dtype, head_dim, block_size, window, soft_cap)
+    shape = AttentionShape(
+        torch.device(device).type, dtype, head_dim, block_size, window, soft_cap, causal, sinks, kv_dtype
+    )
     chosen, rejected = rank_backends(requested, shape)
     backend = chosen.load(num_threads)
     return Selection(backend, explain(requested, shape, chosen, rejected), rejected)

@@ -41,8 +41,18 @@ class CpuBackend:
         self._last_block_size = 0
         self._last_arguments: tuple[int, ...] = ()
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        check_write(k, v, k_cache, v_cache, slot_mapping)
+    def write_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        check_write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        _refuse_cache(k_cache)
         if k.dtype != k_cache.dtype:
             k, v = k.to(k_cache.dtype), v.to(k_cache.dtype)
         self.counters["write_kv"] += 1
@@ -68,9 +78,19 @@ class CpuBackend:
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        causal: bool = True,
+        sinks: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
         out: Tensor,
     ) -> None:
-        check_attention(q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out)
+        check_attention(
+            q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out,
+            sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
+        _refuse_cache(k_cache)
+        if sinks is not None or not causal:
+            raise ValueError("the cpu backend has no sinks and is always causal")
         if q.dtype != k_cache.dtype or q.dtype not in KINDS or q.shape[2] % LANES or not q.is_cpu:
             raise ValueError(
                 f"the cpu backend needs q ({q.dtype}) and cache ({k_cache.dtype}) alike, one of "
@@ -115,6 +135,9 @@ class CpuBackend:
         dtype: torch.dtype,
         window: int | None = None,
         soft_cap: float | None = None,
+        causal: bool = True,
+        sinks: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """Compile (or load from the disk cache) both kernels, start the threads, touch the scratch memory."""
         counted = dict(self.counters)
@@ -172,6 +195,14 @@ class CpuBackend:
         others = [self._pool.submit(attend, counter, scratch.data_ptr(), *args) for scratch in self._scratch[1:threads]]
         mine = attend(counter, self._scratch[0].data_ptr(), *args)
         return max(mine, *(other.result() for other in others))
+
+
+def _refuse_cache(cache: Tensor) -> None:
+    if cache.dtype not in KINDS or not cache.is_contiguous():
+        raise ValueError(
+            f"the cpu backend needs a contiguous cache of {', '.join(map(str, KINDS))}; this one is {cache.dtype} "
+            f"with strides {cache.stride()}"
+        )
 
 
 def create(num_threads: int | None) -> CpuBackend:

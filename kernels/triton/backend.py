@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor
 from kernels.checks import check_attention, check_metadata, check_write
 from kernels.copying import copy_blocks
 from kernels.metadata import AttentionMetadata
+from kernels.quantise import LIMITS
 from kernels.transfer import to_device
 from kernels.triton import interpreter
 from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
 from kernels.triton.cache import write_kv_kernel
 from kernels.triton.decode_plan import DecodeWork
 from kernels.triton.plan import plan_attention
-from kernels.triton.tiles import SPLIT_SIZE, Tiles, pick_tiles
+from kernels.triton.tiles import LONG_ROWS, SPLIT_SIZE, WRITE_TILE, Kind, Tiles, pick_tiles
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 if INTERPRETED:
@@ -38,6 +39,17 @@ class Launch:
     num_partials: int
 
 
+class StepShape(NamedTuple):
+    """What, besides its metadata, the work list of a step depends on."""
+
+    group: int  # query heads of a KV head
+    head_dim: int
+    page: int  # slots of a block
+    window: int | None
+    causal: bool = True
+    kv_bytes: int = 2  # an element of the cache
+
+
 class TritonBackend:
     """Attention over block tables with the kernels of this package. `split_size` in keys."""
 
@@ -47,21 +59,33 @@ class TritonBackend:
         self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self.split_size = split_size
         self._hopper = INTERPRETED or torch.cuda.get_device_capability()[0] >= 9
-        self._plans: weakref.WeakKeyDictionary[AttentionMetadata, dict[tuple[object, ...], list[Launch]]] = (
+        self._plans: weakref.WeakKeyDictionary[AttentionMetadata, dict[StepShape, list[Launch]]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        check_write(k, v, k_cache, v_cache, slot_mapping)
+    def write_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        check_write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
         self.counters["write_kv"] += 1
         num_tokens, num_kv_heads, head_dim = k.shape
         if not num_tokens:
             return
-        write_kv_kernel[(num_tokens, num_kv_heads)](
-            k, v, k_cache, v_cache, slot_mapping,
+        d_pad = triton.next_power_of_2(head_dim)
+        heads = min(triton.next_power_of_2(num_kv_heads), max(1, WRITE_TILE // d_pad))
+        write_kv_kernel[(num_tokens, triton.cdiv(num_kv_heads, heads))](
+            k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, LIMITS.get(k_cache.dtype, 0.0),
             k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-            D=head_dim, D_PAD=triton.next_power_of_2(head_dim), PAGE=k_cache.shape[2],
+            H=num_kv_heads, HEADS=heads, D=head_dim, D_PAD=d_pad, PAGE=k_cache.shape[2],
+            QUANTISED=k_cache.dtype in LIMITS,
         )  # fmt: skip
 
     def paged_attention(
@@ -74,15 +98,22 @@ class TritonBackend:
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        causal: bool = True,
+        sinks: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
         out: Tensor,
     ) -> None:
-        check_attention(q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out)
+        check_attention(
+            q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out,
+            sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
         num_kv_heads, page, head_dim = k_cache.shape[1:]
         group = q.shape[1] // num_kv_heads
         d_pad = max(16, triton.next_power_of_2(head_dim))
-        fp32_dot = q.dtype is torch.float32 or INTERPRETED
         self.counters["paged_attention"] += 1
-        for launch in self._launches(metadata, group, head_dim, page, window):
+        shape = StepShape(group, head_dim, page, window, causal, k_cache.dtype.itemsize)
+        for launch in self._launches(metadata, shape):
             tiles, device = launch.tiles, q.device
             rows = launch.num_partials * num_kv_heads * tiles.block_m
             partial = torch.empty((rows, d_pad), dtype=torch.float32, device=device)
@@ -90,11 +121,12 @@ class TritonBackend:
             paged_attention_kernel[(len(launch.items), num_kv_heads)](
                 q, k_cache, v_cache, out, partial, partial_lse,
                 metadata.block_table, metadata.query_start_loc, metadata.seq_lens, launch.items,
-                scale, soft_cap or 0.0,
+                sinks, k_scale, v_scale, scale, soft_cap or 0.0,
                 q.stride(0), q.stride(1), out.stride(0), out.stride(1),
                 k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), metadata.block_table.stride(0),
                 G=group, D=head_dim, D_PAD=d_pad, PAGE=page, TILE=tiles.tile, BLOCK_M=tiles.block_m,
-                WINDOW=window or 0, SOFT_CAP=soft_cap is not None, CONTIGUOUS=tiles.contiguous, FP32_DOT=fp32_dot,
+                WINDOW=window or 0, CAUSAL=causal, SOFT_CAP=soft_cap is not None, CONTIGUOUS=tiles.contiguous,
+                SINKS=sinks is not None, QUANTISED=k_scale is not None,
                 num_warps=tiles.num_warps, num_stages=tiles.num_stages,
             )  # fmt: skip
             if len(launch.merges):
@@ -118,22 +150,32 @@ class TritonBackend:
         dtype: torch.dtype,
         window: int | None = None,
         soft_cap: float | None = None,
+        causal: bool = True,
+        sinks: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Compile both tile shapes, with and without split, so that no step waits for a compiler."""
+        """Compile all tile shapes, with and without split, so that no step waits for a compiler."""
         device = torch.device("cpu" if INTERPRETED else "cuda")
         counted = dict(self.counters)
-        long = 1 if INTERPRETED else self.split_size + 1
-        for query_len, seq_len in ((1, 1), (1, long), (64, 64 + long - 1)):
-            num_blocks = -(-seq_len // block_size)
-            metadata = AttentionMetadata.build(
-                [query_len], [seq_len], [list(range(1, num_blocks + 1))], block_size, device
-            )
-            cache = torch.zeros((num_blocks + 1, num_kv_heads, block_size, head_dim), dtype=dtype, device=device)
-            kv = torch.zeros((query_len, num_kv_heads, head_dim), dtype=dtype, device=device)
-            q = torch.zeros((query_len, num_q_heads, head_dim), dtype=dtype, device=device)
-            self.write_kv(kv, kv, cache, cache, metadata.slot_mapping)
-            out = torch.empty_like(q)
-            self.paged_attention(q, cache, cache, metadata, scale=1.0, window=window, soft_cap=soft_cap, out=out)
+        context = 0 if INTERPRETED else self.split_size
+        scale = torch.ones(num_kv_heads, device=device) if kv_dtype in LIMITS else None
+        for query_len in (1, 2, -(-LONG_ROWS // (num_q_heads // num_kv_heads))):
+            for seq_len in sorted({query_len, query_len + context}):
+                num_blocks = -(-seq_len // block_size)
+                metadata = AttentionMetadata.build(
+                    [query_len], [seq_len], [list(range(1, num_blocks + 1))], block_size, device
+                )
+                shape = (num_blocks + 1, num_kv_heads, block_size, head_dim)
+                cache = torch.zeros(shape, dtype=kv_dtype or dtype, device=device)
+                width = num_q_heads + 2 * num_kv_heads  # one buffer, as from a fused projection
+                qkv = torch.zeros((query_len, width, head_dim), dtype=dtype, device=device)
+                q, k, v = qkv.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+                self.write_kv(k, v, cache, cache, metadata.slot_mapping, scale, scale)
+                self.paged_attention(
+                    q, cache, cache, metadata, scale=1.0, window=window, soft_cap=soft_cap, causal=causal,
+                    sinks=torch.zeros(num_q_heads, device=device) if sinks else None, k_scale=scale, v_scale=scale,
+                    out=torch.empty((query_len, num_q_heads, head_dim), dtype=dtype, device=device),
+                )  # fmt: skip
         self.counters.update(counted)
 
     def plan_decode(
@@ -146,56 +188,56 @@ class TritonBackend:
         head_dim: int,
         block_size: int,
         window: int | None,
+        kv_bytes: int = 2,
     ) -> BoundDecodePlan:
         """See `kernels.graphs`."""
-        key = (num_q_heads // num_kv_heads, head_dim, block_size, window)
-        tiles = self._tiles(*key[:3], prefill=False)
+        shape = StepShape(num_q_heads // num_kv_heads, head_dim, block_size, window, kv_bytes=kv_bytes)
+        tiles = self._tiles(shape, Kind.DECODE)
         work = DecodeWork(
             max_seqs=max_seqs,
             max_seq_len=max_seq_len,
             tile=tiles.tile,
             split_size=self._split_size(tiles),
             window=window,
-            block_q=tiles.block_m // key[0],
+            block_q=tiles.block_m // shape.group,
         )
-        return BoundDecodePlan(self, work, tiles, key)
+        return BoundDecodePlan(self, work, tiles, shape)
 
-    def preset(self, metadata: AttentionMetadata, key: tuple[object, ...], launches: list[Launch]) -> None:
-        """Attention of this shape (group, head_dim, page, window) under `metadata` launches these."""
-        self._plans.setdefault(metadata, {})[key] = launches
-
-    def _tiles(self, group: int, head_dim: int, page: int, *, prefill: bool) -> Tiles:
-        return pick_tiles(group_size=group, head_dim=head_dim, page=page, prefill=prefill, hopper=self._hopper)
+    def preset(self, metadata: AttentionMetadata, shape: StepShape, launches: list[Launch]) -> None:
+        """Attention of this shape under `metadata` launches these."""
+        self._plans.setdefault(metadata, {})[shape] = launches
 
     def _split_size(self, tiles: Tiles) -> int:
         return -(-self.split_size // tiles.tile) * tiles.tile
 
-    def _launches(
-        self, metadata: AttentionMetadata, group: int, head_dim: int, page: int, window: int | None
-    ) -> list[Launch]:
-        """The launches of a step: decode rows and prefill rows apart. Planned once; the layers of a group share it."""
+    def _launches(self, metadata: AttentionMetadata, shape: StepShape) -> list[Launch]:
+        """The launches of a step, by tile shape. Planned once; the layers of a group share it."""
         plans = self._plans.setdefault(metadata, {})
-        key = (group, head_dim, page, window)
-        if key in plans:
-            return plans[key]
-        check_metadata(metadata, page)
-        starts = _on_host(metadata.host_query_start_loc, metadata.query_start_loc)
-        query_lens = [end - start for start, end in pairwise(starts)][: metadata.num_seqs]
+        if shape in plans:
+            return plans[shape]
+        check_metadata(metadata, shape.page)
+        starts = np.asarray(_on_host(metadata.host_query_start_loc, metadata.query_start_loc))
+        query_lens = np.diff(starts)[: metadata.num_seqs]
         seq_lens = _on_host(metadata.host_seq_lens, metadata.seq_lens)
+        kinds = np.where(query_lens * shape.group < LONG_ROWS, Kind.PREFILL, Kind.LONG_PREFILL)
+        kinds[query_lens == 1] = Kind.DECODE
+        kinds[query_lens == 0] = -1
+        sequences: dict[Tiles, list[int]] = {}
+        for kind in Kind:
+            chosen = np.flatnonzero(kinds == kind).tolist()
+            if chosen:
+                sequences.setdefault(self._tiles(shape, kind), []).extend(chosen)
         launches = []
-        for prefill in (False, True):
-            tiles = self._tiles(group, head_dim, page, prefill=prefill)
-            sequences = [seq for seq, length in enumerate(query_lens) if length and (length > 1) == prefill]
-            if not sequences:
-                continue
+        for tiles, chosen in sequences.items():
             work = plan_attention(
                 query_lens,
                 seq_lens,
-                sequences,
-                block_q=tiles.block_m // group,
+                chosen,
+                block_q=tiles.block_m // shape.group,
                 tile=tiles.tile,
                 split_size=self._split_size(tiles),
-                window=window,
+                window=shape.window,
+                causal=shape.causal,
             )
             device = metadata.seq_lens.device
             launches.append(
@@ -206,19 +248,29 @@ class TritonBackend:
                     work.num_partials,
                 )
             )
-        plans[key] = launches
+        plans[shape] = launches
         return launches
+
+    def _tiles(self, shape: StepShape, kind: Kind) -> Tiles:
+        return pick_tiles(
+            group_size=shape.group,
+            head_dim=shape.head_dim,
+            page=shape.page,
+            kind=kind,
+            kv_bytes=shape.kv_bytes,
+            hopper=self._hopper,
+        )
 
 
 class BoundDecodePlan:
     """A `kernels.graphs.DecodePlan` over this backend's launches."""
 
-    def __init__(self, backend: TritonBackend, work: DecodeWork, tiles: Tiles, key: tuple[object, ...]) -> None:
+    def __init__(self, backend: TritonBackend, work: DecodeWork, tiles: Tiles, shape: StepShape) -> None:
         self.num_words = work.num_words
         self._backend = backend
         self._work = work
         self._tiles = tiles
-        self._key = key
+        self._shape = shape
 
     def pack(self, seq_lens: NDArray[np.int32]) -> NDArray[np.int32] | None:
         return self._work.pack(seq_lens)
@@ -228,7 +280,7 @@ class BoundDecodePlan:
             raise ValueError(f"the work must be contiguous int32 [{self.num_words}], not {words.dtype} {words.shape}")
         work = self._work
         launch = Launch(self._tiles, work.items(words), work.merges(words), work.max_partials)
-        self._backend.preset(metadata, self._key, [launch])
+        self._backend.preset(metadata, self._shape, [launch])
 
 
 def _on_host(host: Tensor | None, device: Tensor) -> list[int]:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 
 from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
 from kernels.triton.cache import write_kv_kernel
-from kernels.triton.tiles import pick_tiles
+from kernels.triton.tiles import Kind, pick_tiles
 
 SHARED_LIMIT = {80: 164 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one program may have."""
@@ -31,7 +31,7 @@ SHARED_LIMIT = {80: 164 * 1024, 90: 227 * 1024}
 
 @dataclass(frozen=True)
 class Variant:
-    """One way in which serving calls a kernel. kind: decode, prefill, merge or write."""
+    """One way in which serving calls a kernel. kind: decode, prefill, long_prefill, merge or write."""
 
     kind: str
     dtype: str
@@ -40,9 +40,14 @@ class Variant:
     page: int
     window: int = 0
     soft_cap: bool = False
+    kv_dtype: str = ""  # of the cache, if it is quantised: fp8e4nv or i8
+    sinks: bool = False
+    causal: bool = True
 
     def __str__(self) -> str:
         extra = (f" window {self.window}" if self.window else "") + (" soft cap" if self.soft_cap else "")
+        extra += (f" cache {self.kv_dtype}" if self.kv_dtype else "") + (" sinks" if self.sinks else "")
+        extra += "" if self.causal else " not causal"
         return f"{self.kind} {self.dtype} D={self.head_dim} G={self.group} page {self.page}{extra}"
 
 
@@ -122,12 +127,12 @@ def check(variant: Variant, arch: int) -> Compiled:
         problems.append(f"{registers} registers")
     if shared > SHARED_LIMIT[arch]:
         problems.append(f"{shared} bytes of shared memory")
-    if variant.kind in ("decode", "prefill"):
+    if variant.kind in ("decode", "prefill", "long_prefill"):
         if not wide:
             problems.append("no 16-byte loads")
         if not buffers or min(buffers) < 2:
             problems.append(f"K/V buffers {buffers}")
-    if variant.kind == "prefill" and arch == 90 and not wgmma:
+    if "prefill" in variant.kind and arch == 90 and not wgmma:
         problems.append("no wgmma")
     return Compiled(arch, registers, spills, shared, min(buffers, default=0), wgmma, tuple(problems))
 
@@ -135,51 +140,72 @@ def check(variant: Variant, arch: int) -> Compiled:
 def _source(variant: Variant, arch: int) -> tuple[ASTSource, dict[str, int]]:
     """The kernel as the backend would call it: pointers and strides known to be multiples of 16."""
     element = f"*{variant.dtype}"
+    cache = f"*{variant.kv_dtype or variant.dtype}"
+    scales: dict[str, str | None] = dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32" if variant.kv_dtype else None)
     d_pad = triton.next_power_of_2(variant.head_dim)
     if variant.kind == "write":
         return _ast(
             write_kv_kernel,
-            {**dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), element), "slots_ptr": "*i64"},
-            {"D": variant.head_dim, "D_PAD": d_pad, "PAGE": variant.page},
+            {
+                **dict.fromkeys(("k_ptr", "v_ptr"), element),
+                **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), cache),
+                **scales,
+                "slots_ptr": "*i64",
+            },
+            {
+                "H": 8,
+                "HEADS": 8,
+                "D": variant.head_dim,
+                "D_PAD": d_pad,
+                "PAGE": variant.page,
+                "QUANTISED": bool(variant.kv_dtype),
+            },
         ), {}
     tiles = pick_tiles(
         group_size=variant.group,
         head_dim=variant.head_dim,
         page=variant.page,
-        prefill=variant.kind != "decode",
+        kind=Kind[variant.kind.upper()] if variant.kind != "merge" else Kind.PREFILL,
+        kv_bytes=1 if variant.kv_dtype else 4 if variant.dtype == "fp32" else 2,
         hopper=arch >= 90,
     )
     shape = {"G": variant.group, "D": variant.head_dim, "D_PAD": d_pad, "BLOCK_M": tiles.block_m}
-    pointers = {
+    pointers: dict[str, str | None] = {
         "out_ptr": element, "partial_ptr": "*fp32", "partial_lse_ptr": "*fp32", "query_start_ptr": "*i32",
     }  # fmt: skip
     if variant.kind == "merge":
         return _ast(merge_splits_kernel, {**pointers, "merges_ptr": "*i32"}, shape), {}
-    pointers |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), element)
+    pointers |= {"q_ptr": element, "k_ptr": cache, "v_ptr": cache, **scales}
+    pointers["sinks_ptr"] = "*fp32" if variant.sinks else None
     pointers |= dict.fromkeys(("table_ptr", "seq_len_ptr", "items_ptr"), "*i32")
     constants = {
         **shape, "PAGE": variant.page, "TILE": tiles.tile, "WINDOW": variant.window, "SOFT_CAP": variant.soft_cap,
-        "CONTIGUOUS": tiles.contiguous, "FP32_DOT": False,
+        "CONTIGUOUS": tiles.contiguous, "CAUSAL": variant.causal, "SINKS": variant.sinks,
+        "QUANTISED": bool(variant.kv_dtype),
     }  # fmt: skip
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     return _ast(paged_attention_kernel, pointers, constants), options
 
 
-def _ast(kernel: Any, pointers: dict[str, str], constants: dict[str, Any]) -> ASTSource:
+def _ast(kernel: Any, pointers: Mapping[str, str | None], constants: dict[str, Any]) -> ASTSource:
     names = kernel.arg_names
+    constants = constants | {name: None for name, pointer in pointers.items() if pointer is None}
+    scalars = dict.fromkeys(("scale", "soft_cap", "limit"), "fp32")
     signature = {}
     for name in names:
         if name in constants:
             signature[name] = "constexpr"
         elif name in pointers:
-            signature[name] = pointers[name]
+            signature[name] = str(pointers[name])
         else:
-            signature[name] = "fp32" if name in ("scale", "soft_cap") else "i32"
+            signature[name] = scalars.get(name, "i32")
     aligned = [["tt.divisibility", 16]]
+    unaligned = kernel.do_not_specialize_on_alignment or ()
     not_counts = [
         (index,)
         for index, name in enumerate(names)
-        if name in pointers or (name.startswith("stride") and name != "stride_table")
+        if (name in pointers and name not in constants and name not in unaligned)
+        or (name.startswith("stride") and name != "stride_table")
     ]
     return ASTSource(kernel, signature, constants, dict.fromkeys(not_counts, aligned))
 

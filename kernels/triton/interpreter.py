@@ -24,6 +24,10 @@ from triton.runtime import interpreter
 
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e4b8: torch.float8_e4m3fnuz, tl.float8e5: torch.float8_e5m2}
 _RAW_ARITHMETIC = ("create_fadd", "create_fsub", "create_fmul", "create_fdiv", "create_precise_divf", "create_fma")
+_CASTS = ("create_fp_trunc", "create_fp_ext", "create_fp_to_fp", "create_si_to_fp", "create_ui_to_fp")
+
+ORIGINALS: dict[str, Any] = {}
+"""What `install` replaced, by name: methods of the builder, and `_patch_lang_tensor` of its module."""
 
 Handle = interpreter.TensorHandle
 
@@ -36,8 +40,10 @@ def install() -> None:
     if getattr(builder, "mended", False):
         return
     builder.mended = True
+    ORIGINALS.update({name: getattr(builder, name) for name in (*_CASTS, "create_dot", *_RAW_ARITHMETIC)})
+    ORIGINALS["_patch_lang_tensor"] = interpreter._patch_lang_tensor
     _mend_loop_bounds()
-    for name in ("create_fp_trunc", "create_fp_ext", "create_fp_to_fp", "create_si_to_fp", "create_ui_to_fp"):
+    for name in _CASTS:
         setattr(builder, name, _mended_cast(getattr(builder, name)))
     builder.create_dot = _mended_dot(builder.create_dot)
     for name in _RAW_ARITHMETIC:

@@ -4,9 +4,23 @@ serving. `compile_check` proves the claims for every row."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 SPLIT_SIZE = 2048
 """Keys of a split: fixed, so that where a sequence is cut depends on nothing but itself."""
+
+LONG_ROWS = 512
+"""Rows (query tokens times heads of a group) from which on a sequence's prefill is a long one."""
+WRITE_TILE = 4096
+"""Elements of K that one program of write_kv takes at most."""
+
+
+class Kind(IntEnum):
+    """What a sequence does in a step; its own query length decides, so its neighbours don't."""
+
+    DECODE = 0  # one query token
+    PREFILL = 1
+    LONG_PREFILL = 2  # LONG_ROWS rows or more
 
 
 @dataclass(frozen=True)
@@ -20,11 +34,16 @@ class Tiles:
     num_stages: int
 
 
-def pick_tiles(*, group_size: int, head_dim: int, page: int, prefill: bool, hopper: bool = True) -> Tiles:
-    """Rows for at least one token of all heads of a group; 16 rows for decode, 64 for prefill (wgmma needs 64).
+def pick_tiles(
+    *, group_size: int, head_dim: int, page: int, kind: Kind, kv_bytes: int = 2, hopper: bool = True
+) -> Tiles:
+    """Rows for at least one token of all heads of a group; 16 rows for decode, 64 or 128 for prefill (wgmma needs 64).
 
-    hopper: compute capability 9 or more. Before it the products live in registers, and tiles of 64 keys spill.
+    A long prefill reads K and V once per block of rows: twice the rows, half the traffic from the L2 cache.
+    kv_bytes: of an element of the cache. hopper: compute capability 9 or more. Before it the products live in
+    registers, and tiles of 64 keys spill.
     """
+    prefill = kind is not Kind.DECODE
     rows = 16
     while rows < group_size:
         rows *= 2
@@ -36,5 +55,7 @@ def pick_tiles(*, group_size: int, head_dim: int, page: int, prefill: bool, hopp
     if not contiguous and not prefill and page in (16, 32):
         tile, contiguous = page, True  # one page a tile: half the instructions of the gather
     warps = 8 if prefill and (wide or (contiguous and not hopper)) else 4
-    stages = 3 if not hopper or (contiguous and not (wide and prefill)) else 2
+    stages = 3 if not hopper or kv_bytes == 1 or (contiguous and not (wide and prefill)) else 2
+    if kind is Kind.LONG_PREFILL and hopper and not wide and rows == 64:
+        rows, warps = 128, 8
     return Tiles(rows, tile, contiguous, warps, stages)

@@ -33,8 +33,20 @@ def triton_here() -> BackendSpec:
 
 
 SHAPE = AttentionShape("cpu", torch.float32, head_dim=64, block_size=16)
-RUNNABLE: list[object] = [spec for spec in BACKENDS if spec.name != "triton" and why_not(spec, SHAPE) is None]
-RUNNABLE.append(pytest.param(triton_here(), marks=[pytest.mark.gpu] if torch.cuda.is_available() else []))
+RUNNABLE = [spec for spec in BACKENDS if spec.name != "triton" and why_not(spec, SHAPE) is None]
+RUNNABLE.append(triton_here())
+
+
+def marks_of(spec: BackendSpec) -> list[pytest.MarkDecorator]:
+    """A test of a backend that computes on a GPU is one of those that need one."""
+    return [pytest.mark.gpu] if spec.name == "triton" and torch.cuda.is_available() else []
+
+
+def backends_for(shape: AttentionShape) -> list[BackendSpec]:
+    """Those of this machine that say they can run this shape, whatever its device: each on its own. The registry's word
+    is taken, so that a test checks it."""
+    gpu = dataclasses.replace(shape, device="cuda")
+    return [spec for spec in RUNNABLE if why_not(spec, gpu if marks_of(spec) else shape) is None]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,7 +58,7 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", params=RUNNABLE, ids=lambda spec: spec.name)
+@pytest.fixture(scope="session", params=[pytest.param(spec, id=spec.name, marks=marks_of(spec)) for spec in RUNNABLE])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """Each backend that runs on this machine, with one thread."""
     return request.param.load(num_threads=1)

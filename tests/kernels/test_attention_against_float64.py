@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
+from conftest import RUNNABLE, backends_for, marks_of
 from devices import device_of
 from paged_world import TOLERANCES, World, assert_close, make_queries, make_world
 from torch import Tensor
 
 from kernels.backend import AttentionBackend
 from kernels.metadata import AttentionMetadata
+from kernels.selector import AttentionShape
+
+FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
 
 
 @dataclass(frozen=True)
@@ -22,13 +30,20 @@ class Shape:
     block_size: int
     window: int | None = None
     soft_cap: float | None = None
+    causal: bool = True
+    sinks: bool = False
+    kv_dtype: torch.dtype | None = None
+    sliced: bool = False
+    dtype: torch.dtype = torch.float32
 
     def __str__(self) -> str:
-        text = f"{self.heads[0]}q{self.heads[1]}kv-d{self.head_dim}-b{self.block_size}"
-        return text + (f"-w{self.window}" if self.window else "") + (f"-cap{self.soft_cap:g}" if self.soft_cap else "")
+        changed = (f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self)[3:])
+        defaults = (f"{f.name}={f.default}" for f in dataclasses.fields(self)[3:])
+        extra = "".join(f"-{new}" for new, old in zip(changed, defaults, strict=True) if new != old)
+        return f"{self.heads[0]}q{self.heads[1]}kv-d{self.head_dim}-b{self.block_size}{extra.replace('torch.', '')}"
 
 
-SHAPES = [
+PLAIN = [
     Shape((3, 3), 64, 16),  # no sharing
     Shape((9, 3), 64, 16),  # three query heads to a KV head
     Shape((7, 1), 80, 4),  # a group and a head size that are no powers of two
@@ -37,6 +52,9 @@ SHAPES = [
     Shape((2, 1), 32, 8),
     Shape((2, 1), 16, 1),  # a block for each token
     Shape((4, 1), 112, 48),
+    Shape((5, 1), 192, 64),
+    Shape((6, 1), 256, 128),
+    Shape((24, 1), 64, 256),
     Shape((100, 1), 16, 8),  # more rows in one token than a work item has otherwise
     Shape((6, 2), 64, 16, window=1),
     Shape((6, 2), 64, 16, window=63),  # about the edge of a tile of 64 keys
@@ -46,31 +64,75 @@ SHAPES = [
     Shape((4, 2), 64, 16, soft_cap=30.0),
     Shape((4, 2), 64, 24, window=17, soft_cap=2.0),
 ]
+BEYOND = [
+    Shape((6, 2), 64, 16, sinks=True),
+    Shape((11, 1), 64, 64, sinks=True, window=65, soft_cap=5.0, dtype=torch.bfloat16),
+    Shape((6, 2), 64, 16, causal=False),
+    Shape((4, 2), 80, 64, causal=False, window=63, dtype=torch.float16),
+    Shape((6, 2), 64, 8, causal=False, window=9, sinks=True, soft_cap=5.0),
+    Shape((6, 2), 64, 16, kv_dtype=FLOAT8, dtype=torch.bfloat16),
+    Shape((7, 1), 80, 24, kv_dtype=FLOAT8, window=20, dtype=torch.float16),
+    Shape((4, 2), 128, 64, kv_dtype=FLOAT8, sinks=True, soft_cap=5.0),
+    Shape((6, 2), 64, 16, kv_dtype=INT8, dtype=torch.bfloat16),
+    Shape((5, 1), 96, 64, kv_dtype=INT8, causal=False, window=30, sinks=True, dtype=torch.float16),
+    Shape((12, 2), 64, 128, kv_dtype=INT8, sliced=True),
+    Shape((4, 2), 64, 16, sliced=True, window=65, dtype=torch.bfloat16),
+]
+
+
+def cases() -> Iterator[ParameterSet]:
+    """Every backend that says it can, with each shape in its own dtype, and the plain ones in all or, interpreted, in
+    one more: there they take a thousand times longer."""
+    halves = itertools.cycle((torch.bfloat16, torch.float16))
+    for shape in PLAIN + BEYOND:
+        half = next(halves)
+        asked = AttentionShape(
+            "cpu", shape.dtype, shape.head_dim, shape.block_size, shape.window, shape.soft_cap, shape.causal,
+            shape.sinks, shape.kv_dtype, shape.sliced,
+        )  # fmt: skip
+        for spec in backends_for(asked):
+            dtypes = [shape.dtype]
+            if shape in PLAIN:
+                dtypes = [torch.float32, half] if spec.name == "triton" else list(TOLERANCES)
+            for dtype in dtypes:
+                case = dataclasses.replace(shape, dtype=dtype)
+                yield pytest.param(spec, case, id=f"{spec.name}-{case}", marks=marks_of(spec))
 
 
 @functools.cache  # the reference is slow, and the same for all backends
-def mixed_batch(shape: Shape, dtype: torch.dtype) -> tuple[World, AttentionMetadata, Tensor, Tensor]:
+def mixed_batch(shape: Shape) -> tuple[World, AttentionMetadata, Tensor, Tensor]:
     """The pool, the metadata, the queries and what float64 makes of them."""
     b = shape.block_size
     lengths = [  # (query tokens, tokens visible): decode, prefill, chunks, padding
-        (1, 1), (0, 0), (1, b), (1, b + 1), (max(b - 1, 1), max(b - 1, 1)), (b, b), (b + 1, b + 1),
+        (1, 1), (0, 0), (1, b), (1, b + 1), (max(b - 1, 1), max(b - 1, 1)), (min(b, 40), b), (min(b, 40), b + 1),
         (1, 64), (1, 65), (3, 130), (35, 70), (1, 200),
     ]  # fmt: skip
     query_lens, seq_lens = [q for q, _ in lengths], [n for _, n in lengths]
-    world = make_world(
-        seq_lens, heads=shape.heads, head_dim=shape.head_dim, block_size=b, dtype=dtype,
-        window=shape.window, soft_cap=shape.soft_cap,
-    )  # fmt: skip
+    arguments = dataclasses.asdict(shape)
+    world = make_world(seq_lens, **arguments)
     metadata = world.metadata(query_lens)
     q = make_queries(world, metadata.num_tokens)
     return world, metadata, q, world.expected(q, metadata)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_mixed_batch_equals_float64(backend: AttentionBackend, shape: Shape, dtype: torch.dtype) -> None:
-    world, metadata, q, expected = mixed_batch(shape, dtype)
-    assert_close(world.attend(backend, q, metadata), expected)
+@pytest.mark.parametrize(("backend", "shape"), list(cases()), indirect=["backend"])
+def test_a_mixed_batch_equals_float64(backend: AttentionBackend, shape: Shape) -> None:
+    world, metadata, q, expected = mixed_batch(shape)
+    assert_close(world.attend(backend, q, metadata), expected, backend)
+
+
+@pytest.mark.parametrize("shape", BEYOND, ids=str)
+def test_a_backend_refuses_what_the_registry_says_it_cannot(shape: Shape) -> None:
+    """The table is the only place that says so, and no backend computes something else instead."""
+    asked = AttentionShape(
+        "cpu", shape.dtype, shape.head_dim, shape.block_size, causal=shape.causal, sinks=shape.sinks,
+        kv_dtype=shape.kv_dtype, sliced_cache=shape.sliced,
+    )  # fmt: skip
+    refusing = [spec for spec in RUNNABLE if spec not in backends_for(asked)]
+    assert [spec.name for spec in refusing] == ["cpu"]
+    world, metadata, q, _ = mixed_batch(shape)
+    with pytest.raises(ValueError, match="the cpu backend"):
+        world.attend(refusing[0].load(num_threads=1), q, metadata)
 
 
 @pytest.mark.parametrize("score", [1.0, 1e3, 4.4e3, 1e4])
@@ -85,10 +147,10 @@ def test_soft_cap_does_not_overflow(backend: AttentionBackend, score: float) -> 
     q[0, 0, 0] = score
     metadata = world.metadata([1])
     out = world.attend(backend, q, metadata)
-    assert_close(out, world.expected(q, metadata))
+    assert_close(out, world.expected(q, metadata), backend)
     if score == 1e4:
         weights = torch.softmax(torch.tensor([50.0, -50.0, 0.0], dtype=torch.float64), 0)
-        assert_close(out[0, 0], weights @ world.v_cache[block, 0, :3].double())
+        assert_close(out[0, 0], weights @ world.v_cache[block, 0, :3].double(), backend)
 
 
 @pytest.mark.parametrize("score", [1e4, -1e4])
@@ -99,7 +161,7 @@ def test_equal_scores_of_any_size_weigh_equally(backend: AttentionBackend, score
         world.k_cache[block] = 1.0 / 16
     q = torch.full((1, 1, 16), score)
     metadata = world.metadata([1])
-    assert_close(world.attend(backend, q, metadata), world.expected(q, metadata))
+    assert_close(world.attend(backend, q, metadata), world.expected(q, metadata), backend)
 
 
 def test_a_query_that_sees_no_key_gets_zeros(backend: AttentionBackend) -> None:
@@ -108,7 +170,7 @@ def test_a_query_that_sees_no_key_gets_zeros(backend: AttentionBackend) -> None:
     q = make_queries(world, 11)
     out = world.attend(backend, q, metadata)
     assert torch.equal(out[:5], torch.zeros_like(out[:5]))
-    assert_close(out, world.expected(q, metadata))
+    assert_close(out, world.expected(q, metadata), backend)
 
 
 def test_tokens_of_no_sequence_are_left_alone(backend: AttentionBackend) -> None:

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import interpreted_triton
+from conftest import triton_here
 from paged_world import bits, make_queries, make_world
 
 from kernels.graphs import GraphBackend
 from kernels.metadata import AttentionMetadata
 
-interpreted_triton()  # decides how the kernels are imported
+triton_here()  # decides how the kernels are imported
 
 from kernels.triton.backend import TritonBackend  # noqa: E402
 from kernels.triton.decode_plan import MOST_SPLITS, DecodeWork  # noqa: E402
@@ -46,8 +46,9 @@ def test_recorded_work_gives_the_bits_of_planned_work(size: int, window: int | N
     assert isinstance(backend, GraphBackend)
     world = make_world(LENGTHS, heads=(6, 2), head_dim=64, block_size=16, dtype=torch.float32, window=window)
     plan = backend.plan_decode(
-        max_seqs=size, max_seq_len=208, num_q_heads=6, num_kv_heads=2, head_dim=64, block_size=16, window=window
-    )
+        max_seqs=size, max_seq_len=208, num_q_heads=6, num_kv_heads=2, head_dim=64, block_size=16, window=window,
+        kv_bytes=4,
+    )  # fmt: skip
     words = torch.full((plan.num_words,), 2**30, dtype=torch.int32)
     step = world.metadata([1] * len(LENGTHS))
     fixed = padded(step, size)

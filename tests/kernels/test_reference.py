@@ -68,6 +68,7 @@ def broken_calls() -> dict:
     short = AttentionMetadata(
         big.query_start_loc, big.seq_lens, metadata.block_table, big.slot_mapping, 1, big.max_seq_len, 1, 1
     )
+    int8 = torch.zeros((2, 2, 4, 16), dtype=torch.int8)
     return {
         "heads": ({"q": torch.zeros(1, 3, 16), "out": torch.zeros(1, 3, 16)}, "cannot share 2 KV heads"),
         "head_dim": ({"q": torch.zeros(1, 4, 32), "out": torch.zeros(1, 4, 32)}, "head_dim 32"),
@@ -75,7 +76,16 @@ def broken_calls() -> dict:
         "tokens": ({"q": torch.zeros(0, 4, 16), "out": torch.zeros(0, 4, 16)}, "has 0 tokens"),
         "table": ({"metadata": short}, "cannot hold 20 tokens"),
         "caches": ({"v_cache": torch.zeros(2, 2, 4, 16, dtype=torch.bfloat16)}, "v_cache"),
-        "layout": ({"k_cache": torch.zeros(2, 4, 2, 16).transpose(1, 2)}, "contiguous"),
+        "layout": ({"k_cache": torch.zeros(2, 2, 16, 4).transpose(2, 3)}, "contiguous"),
+        "strides": ({"v_cache": torch.zeros(2, 4, 2, 16).transpose(1, 2)}, "must be alike"),
+        "sinks": ({"sinks": torch.zeros(3)}, r"sinks must be contiguous float32 \[4\]"),
+        "scale": ({"k_scale": torch.ones(2)}, "k_scale is given for a cache of torch.float32"),
+        "no scale": (dict.fromkeys(("k_cache", "v_cache"), int8), "k_scale is missing"),
+        "short scale": (
+            {**dict.fromkeys(("k_cache", "v_cache"), int8), "k_scale": torch.ones(1)},
+            r"k_scale must be contiguous float32 \[2\]",
+        ),
+        "mixed": ({"q": torch.zeros(1, 4, 16).half(), "out": torch.zeros(1, 4, 16).half()}, "the cache quantised"),
         "window": ({"window": 0}, "at least 1"),
         "soft_cap": ({"soft_cap": -1.0}, "must be positive"),
     }

@@ -15,7 +15,7 @@ from kernels.triton.plan import plan_attention
 
 triton_here()  # decides how the kernels are imported
 
-from kernels.triton.backend import TritonBackend  # noqa: E402
+from kernels.triton.backend import StepShape, TritonBackend  # noqa: E402
 from kernels.triton.interpreter import round_to_bfloat16  # noqa: E402
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -36,7 +36,8 @@ def test_split_key_ranges_give_what_float64_gives(split_size: int, features: dic
     world, query_lens = world_of(**features)
     metadata = world.metadata(query_lens)
     q = make_queries(world, metadata.num_tokens)
-    assert_close(world.attend(TritonBackend(split_size), q, metadata), world.expected(q, metadata))
+    backend = TritonBackend(split_size)
+    assert_close(world.attend(backend, q, metadata), world.expected(q, metadata), backend)
 
 
 @pytest.mark.parametrize("split_size", [64, 2048])
@@ -54,9 +55,10 @@ def test_a_work_list_is_made_once_a_step() -> None:
     backend = TritonBackend()
     world, query_lens = world_of()
     metadata = world.metadata(query_lens)
-    first = backend._launches(metadata, 3, 64, 16, None)
-    assert backend._launches(metadata, 3, 64, 16, None) is first
-    assert backend._launches(world.metadata(query_lens), 3, 64, 16, None) is not first
+    shape = StepShape(group=3, head_dim=64, page=16, window=None)
+    first = backend._launches(metadata, shape)
+    assert backend._launches(metadata, shape) is first
+    assert backend._launches(world.metadata(query_lens), shape) is not first
 
 
 @given(

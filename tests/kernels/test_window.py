@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from devices import device_of, metadata_to, to_device
-from paged_world import NULL_BLOCK
 
 from kernels.backend import AttentionBackend
 from kernels.metadata import AttentionMetadata
 
 LAST = 40
+NULL_BLOCK = 0
 HEAD_DIM = 48  # one dimension for each position
 
 
