@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.checks import check_caches
+from kernels.checks import check_caches, check_scales
 from kernels.triton.dispatch import can_run, check_same_device
 
 MAX_NORM_SIZE = 32768
@@ -205,6 +205,7 @@ class TritonOps:
         the rounding to dtype between them.
         """
         check_caches(k_cache, v_cache)
+        check_scales(k_cache, None, None)  # a quantised cache is written by write_kv
         num_kv_heads, page, head_dim = k_cache.shape[1:]
         if qkv.dim() != 2 or qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim:
             raise ValueError(
