@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from client import AsyncClient
+from protocol.config import EngineConfig
 from protocol.messages import SamplingParams
 from tests.chaos.conftest import WORKERS
 from tests.chaos.streams import NEVER_ATTACH_S, Recording, Wish, answers, record_all, run
@@ -42,7 +43,8 @@ def test_sixteen_conversations_outlive_a_killed_worker(tmp_path: Path) -> None:
         recordings = asyncio.run(main())
         assert halfway.is_set()
         assert answers(recordings) == golden
-        assert max(recording.longest_silence_s for recording in recordings) < 3
+        # the death itself was noticed, not the silence after it
+        assert max(recording.longest_silence_s for recording in recordings) < EngineConfig().heartbeat_timeout_s
         server.wait_in_service(WORKERS, not_pids=[pids["worker-1"]])
         assert time.monotonic() - began < 30
         server.wait_idle()
