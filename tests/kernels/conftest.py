@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,6 +48,13 @@ def backends_for(shape: AttentionShape) -> list[BackendSpec]:
     is taken, so that a test checks it."""
     gpu = dataclasses.replace(shape, device="cuda")
     return [spec for spec in RUNNABLE if why_not(spec, gpu if marks_of(spec) else shape) is None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where Triton's kernels are compiled, their tests are among those that `-m gpu` selects."""
+    for item in items:
+        if torch.cuda.is_available() and item.path.parent == Path(__file__).parent and "triton" in item.path.name:
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture(scope="session", autouse=True)

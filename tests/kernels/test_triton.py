@@ -18,7 +18,6 @@ triton_here()  # decides how the kernels are imported
 from kernels.triton.backend import StepShape, TritonBackend  # noqa: E402
 from kernels.triton.interpreter import round_to_bfloat16  # noqa: E402
 
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 LENGTHS = [(1, 1), (1, 64), (1, 65), (1, 200), (3, 130), (70, 150), (1, 0)]
 """(query tokens, tokens visible): decode, chunks, a row of padding."""
 
