@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from bench import serve
+from bench.gpu import command as gpu
 from bench.kernels import command as kernels
 
 
@@ -14,6 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(subcommands)
     kernels.add_parser(subcommands)
+    gpu.add_parser(subcommands)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
