@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from bench.kernels.budget import Budget
@@ -28,6 +31,7 @@ from bench.kernels.work import (
     write_kv_work,
 )
 
+ROOT = Path(__file__).parents[2]
 H200 = Ceilings(4.3e12, {"bfloat16": 790e12})
 
 
@@ -108,6 +112,21 @@ def test_names_are_unique_and_kinds_all_there(cases: list[Case]):
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
     assert {case.kind for case in cases} == {"attention", "write_kv", "copy_blocks", "gemm", "decode_step"}
+
+
+def test_the_table_of_the_documentation_is_what_the_code_says():
+    """docs/gpu.md: MB, GFLOP, floor at the rates of an H200, targets."""
+    rows = re.findall(r"^\| ((?:decode|prefill|chunk) .*?) \|(.*)\|$", (ROOT / "docs" / "gpu.md").read_text(), re.M)
+    aimed = {case.name: case for case in cuda_cases() if case.target is not None}
+    for name, cells in rows:
+        case = aimed[name]
+        assert case.target is not None
+        work, floor_us = case.work, H200.floor_us(case.work)
+        assert [cell.strip() for cell in cells.split("|")] == [
+            f"{work.bytes / 1e6:.1f}", f"{work.flops / 1e9:.1f}", f"{floor_us:.0f}",
+            f"{case.target.first_us:g}", f"{case.target.good_us:g}",
+        ]  # fmt: skip
+    assert {name for name, _ in rows} == {name for name in aimed if "blocks" not in name and "splits" not in name}
 
 
 def test_the_split_targets_shapes_of_the_mix():
