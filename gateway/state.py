@@ -11,6 +11,8 @@ from fastapi import Depends, Request
 
 from gateway.errors import ApiError
 from gateway.metrics import Metrics
+from gateway.page.feed import Feed
+from gateway.page.guard import Guard
 from gateway.texts import Texts
 from gateway.upstream import Upstream
 from protocol.config import EngineConfig
@@ -25,7 +27,10 @@ class Gateway:
         self.model = ModelConfig.from_folder(config.model)
         self.max_model_len = config.max_model_len or self.model.max_position_embeddings
         self.created = int(time.time())
+        self.runtime = runtime
         self.upstream = Upstream(runtime)
+        self.feed = Feed(self.upstream)
+        self.guard = Guard(config)
         self.texts = Texts(Path(config.model))
         self.metrics = Metrics(config.model_name)
 

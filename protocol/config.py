@@ -64,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     (a proxy on this machine may pass on the name that it was called by)."""
     max_request_bytes: int = 4 * 1024 * 1024
     """Largest body of an HTTP request."""
+    kill_button: bool = True
+    """Whether the live page may kill a worker, from the server's own machine."""
     down_timeout_s: float = 60.0
     """How long an HTTP request without a deadline of its own waits while no replica lives."""
 

@@ -81,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     http.add_argument(
         "--api-key", metavar="KEY", help="what HTTP clients must send as a bearer token (default: nothing)"
     )
+    http.add_argument(
+        "--no-kill-button",
+        dest="kill_button",
+        action="store_false",
+        help="the live page has no button that kills a worker (it has one on this machine only)",
+    )
     http.add_argument("--no-gateway", dest="gateway", action="store_false", help="no HTTP API")
 
     cache = parser.add_argument_group("KV cache")
