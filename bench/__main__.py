@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: measurements, of running servers and of kernels."""
+"""`python -m bench COMMAND`: measurements, of running servers of kernels and of the scheduler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from bench import serve
+from bench.control import command as control
 from bench.gpu import command as gpu
 from bench.kernels import command as kernels
 
@@ -15,6 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     subcommands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(subcommands)
     kernels.add_parser(subcommands)
+    control.add_parser(subcommands)
     gpu.add_parser(subcommands)
     args = parser.parse_args(argv)
     try:
