@@ -20,6 +20,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from client.calls import Call, Calls
 from client.chat_template import Message
 from client.chunk import Completion
 from client.detokenizer import IncrementalDetokenizer
@@ -52,6 +53,7 @@ class AsyncClient:
         self._requests: dict[str, Request] = {}
         self._by_handle: dict[int, Request] = {}
         self._waiting: dict[type[Any], list[asyncio.Future[Any]]] = {}
+        self._calls = Calls()
         self._heard_at = 0.0
         self._info: m.ServerInfo | None = None
         self._tokenizer: Tokenizer | None = None
@@ -157,6 +159,24 @@ class AsyncClient:
                 table = await self._ask(m.GetTable(request_id), m.RequestTable)
                 if table.request_id == request_id:
                     return table
+
+    async def explain_prefix(self, prompt: Prompt, *, cache_salt: str = "") -> m.PrefixExplanation:
+        """How much of a prompt the server has cached, where, and what ends it. Raises RequestRejected."""
+        token_ids = await self._encode(prompt)
+        try:
+            packed = arrays.pack(token_ids)
+        except OverflowError:
+            raise RequestRejected("invalid_request", "a token id is beyond 32 bits", "token_ids") from None
+        with self._calls.open() as call:
+            self._send(m.ExplainPrefix(call.query_id, packed, cache_salt))
+            return cast(m.PrefixExplanation, await self._answer(call))
+
+    async def _answer(self, call: Call, timeout_s: float | None = None) -> Any:
+        """The next answer of a call, from a server that is expected to take no longer than `timeout_s`."""
+        try:
+            return await call.next(self._timeout_s if timeout_s is None else timeout_s)
+        except TimeoutError:
+            raise self._unavailable() from None
 
     async def metrics(self) -> m.MetricsSnapshot:
         """Everything the server counts, of one moment."""
@@ -272,6 +292,11 @@ class AsyncClient:
             case m.Rejected():
                 if request := self._requests.get(message.request_id):
                     self._reject(request, message)
+                else:
+                    refusal = RequestRejected(message.code, message.message, message.param)
+                    self._calls.deliver(message.request_id, refusal)
+            case m.PrefixExplanation():
+                self._calls.deliver(message.query_id, message)
             case m.ServerInfo() | m.Status() | m.MetricsSnapshot() | m.Snapshot() | m.BlockInfo() | m.RequestTable():
                 for future in self._waiting.pop(type(message), []):
                     if not future.done():
@@ -317,6 +342,7 @@ class AsyncClient:
                 if not future.done():
                     future.set_exception(error)
         self._waiting.clear()
+        self._calls.fail_all(error)
 
     async def _watch(self) -> None:
         """While requests run: ask after the silent ones, and give up on a server that does not even answer that."""

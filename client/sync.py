@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from client.aio import AsyncClient, Prompt
 from client.chunk import Chunk, Completion
 from client.tokenizer import Tokenizer
-from protocol.messages import MetricsSnapshot, SamplingParams, ServerInfo, Status
+from protocol.messages import MetricsSnapshot, PrefixExplanation, SamplingParams, ServerInfo, Status
 
 _Result = TypeVar("_Result")
 
@@ -67,6 +67,10 @@ class Client:
     def status(self) -> Status:
         """One snapshot of workers, queues and blocks."""
         return self._run(self._client.status())
+
+    def explain_prefix(self, prompt: Prompt, *, cache_salt: str = "") -> PrefixExplanation:
+        """How much of a prompt the server has cached, where, and what ends it."""
+        return self._run(self._client.explain_prefix(prompt, cache_salt=cache_salt))
 
     def metrics(self) -> MetricsSnapshot:
         """Everything the server counts, of one moment."""

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from gateway import errors
 from gateway.middleware import BearerToken, BodyLimit, KnownHost, RequestId, on_loopback
-from gateway.routes import chat, completions, health, metrics, models, page, tokens
+from gateway.routes import chat, completions, debug, health, metrics, models, page, tokens
 from gateway.state import Gateway
 from gateway.version import VERSION
 from protocol.config import EngineConfig
@@ -27,7 +27,7 @@ def build(config: EngineConfig, runtime: Path) -> FastAPI:
 
     app = FastAPI(title="Pageplane", version=VERSION, lifespan=lifespan, redoc_url=None)
     app.state.gateway = gateway
-    for module in (chat, completions, models, tokens, health, metrics, page):
+    for module in (chat, completions, models, tokens, health, metrics, debug, page):
         app.include_router(module.router)
     errors.install(app)
     # added last, asked first: every answer bears the request's id, also a refusal

@@ -141,7 +141,7 @@ def _param(location: tuple[int | str, ...]) -> str | None:
     return text or None
 
 
-_ALTERNATIVE = re.compile(r"str|int|float|bool|dict|TextPart|constrained-\w+|[\w-]+[\[(].*")
+_ALTERNATIVE = re.compile(r"chat|completion|str|int|float|bool|dict|TextPart|constrained-\w+|[\w-]+[\[(].*")
 """What pydantic calls the types of a union in an error's location."""
 
 

@@ -243,6 +243,15 @@ class GetStatus(_Message, tag="get_status", frozen=True):
     """Client or supervisor → scheduler: one snapshot. Answered by Status."""
 
 
+class ExplainPrefix(_Message, tag="explain_prefix", frozen=True):
+    """Client → scheduler: how much of this prompt is cached where, and why not more? Answered by PrefixExplanation, or
+    by Rejected with `query_id` as request id."""
+
+    query_id: str
+    token_ids: Int32Array
+    cache_salt: str = ""
+
+
 class GetSnapshot(_Message, tag="get_snapshot", frozen=True):
     """Client → scheduler: what a person would look at, compactly. Answered by Snapshot."""
 
@@ -482,7 +491,51 @@ class MetricsSnapshot(_Message, tag="metrics", frozen=True):
     replicas: tuple[ReplicaMetrics, ...]
 
 
-ClientToScheduler = Submit | Attach | Abort | Describe | GetStatus | GetMetrics | GetSnapshot | GetBlock | GetTable
+class GroupPrefix(msgspec.Struct, array_like=True, frozen=True):
+    """How far one cache group alone would hit, and the block that ends it."""
+
+    group: int
+    sliding_window: int
+    """0: full attention."""
+    hit_blocks: int
+    hit_tokens: int
+    cached_blocks: int
+    """Blocks of the prompt that are cached, also behind a gap."""
+    missing_block: int
+    """The first block that differs from all that is cached: its index in the prompt; -1: none."""
+    missing_first_token: int
+    missing_last_token: int
+    reason: str
+    """evicted; lost (its worker died); withdrawn (it held no valid results); computing (a running request is at it);
+    never_stored; unknown (never stored, or evicted too long ago to remember); disabled; empty: none is missing."""
+
+
+class ReplicaPrefix(msgspec.Struct, array_like=True, frozen=True):
+    """What one replica would find. A hit needs a length at which every group hits."""
+
+    replica: int
+    state: str
+    epoch: int
+    enabled: bool
+    hit_blocks: int
+    hit_tokens: int
+    groups: tuple[GroupPrefix, ...]
+
+
+class PrefixExplanation(_Message, tag="prefix_explanation", frozen=True):
+    """Scheduler → client: the prefix cache as this prompt would find it now."""
+
+    query_id: str
+    num_tokens: int
+    block_size: int
+    most_blocks: int
+    """Blocks that can hit at all: full ones, without the last token, which is always computed."""
+    replicas: tuple[ReplicaPrefix, ...]
+
+
+ClientToScheduler = (
+    Submit | Attach | Abort | Describe | GetStatus | GetMetrics | ExplainPrefix | GetSnapshot | GetBlock | GetTable
+)
 SchedulerToClient = (
     Accepted
     | TokenBatch
@@ -491,6 +544,7 @@ SchedulerToClient = (
     | ServerInfo
     | Status
     | MetricsSnapshot
+    | PrefixExplanation
     | Snapshot
     | BlockInfo
     | RequestTable

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from protocol.messages import BLOCK_STATES
 from scheduler.block import FreeKVCacheBlockQueue, KVCacheBlock
+from scheduler.eviction_memory import Departure, EvictionMemory
 
 NULL, FREE, CACHED, USED, SHARED = range(len(BLOCK_STATES))
 
@@ -24,10 +25,10 @@ class BlockPool:
     """All blocks of one replica's KV memory.
 
     `num_blocks` counts the null block. With `enable_caching` off no block is ever hashed and freed blocks are
-    reused first in, first out.
+    reused first in, first out. `evicted` is told what leaves the map; None: a memory of its own.
     """
 
-    def __init__(self, num_blocks: int, enable_caching: bool = True):
+    def __init__(self, num_blocks: int, enable_caching: bool = True, evicted: EvictionMemory | None = None):
         if num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2 (one is the null block), got {num_blocks}")
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
@@ -38,6 +39,7 @@ class BlockPool:
         for block in self.blocks[1:]:
             self.free_queue.append(block)
         self._cached: dict[bytes, KVCacheBlock] = {}
+        self.evicted = EvictionMemory() if evicted is None else evicted
         self.states = bytearray([NULL, *[FREE] * (num_blocks - 1)])
         """By block id, its place in BLOCK_STATES: what a snapshot copies, so that it never walks the blocks."""
         self.now = 0.0
@@ -130,17 +132,22 @@ class BlockPool:
         for block, key in zip(blocks, keys, strict=True):
             self.cache_full_block(block, key)
 
+    def remember_lost(self) -> None:
+        """The memory behind the blocks is gone, and this pool with it: nothing it holds will be found."""
+        self.evicted.add_all(self._cached, len(self._cached), "lost")
+
     def get_cached_block(self, key: bytes) -> KVCacheBlock | None:
         """The block that holds this content, if one does. It is not touched."""
         return self._cached.get(key)
 
-    def evict(self, block: KVCacheBlock) -> None:
+    def evict(self, block: KVCacheBlock, why: Departure = "evicted") -> None:
         """Make `block` unfindable, in use or free. Only the map entry that names this very block goes."""
         key = block.block_hash
         if key is None:
             return
         if self._cached.get(key) is block:
             del self._cached[key]
+            self.evicted.add(key, why)
         block.block_hash = None
         if block.ref_cnt == 0:
             self.states[block.block_id] = FREE

@@ -18,6 +18,7 @@ from protocol.windows import first_live_block, most_live_blocks
 from scheduler.block import KVCacheBlock
 from scheduler.block_hash import cache_key, extend_chain, next_hash
 from scheduler.block_pool import BlockPool
+from scheduler.eviction_memory import EvictionMemory
 from scheduler.request import Request
 
 
@@ -37,7 +38,12 @@ class KVCacheManager:
     """Who needs which blocks. `block_size` in tokens; `num_blocks` counts the null block."""
 
     def __init__(
-        self, groups: tuple[KVCacheGroupSpec, ...], block_size: int, num_blocks: int, enable_caching: bool = True
+        self,
+        groups: tuple[KVCacheGroupSpec, ...],
+        block_size: int,
+        num_blocks: int,
+        enable_caching: bool = True,
+        evicted: EvictionMemory | None = None,
     ):
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
@@ -46,7 +52,7 @@ class KVCacheManager:
         self.groups = groups
         self.windows = tuple(group.sliding_window for group in groups)
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks, enable_caching)
+        self.pool = BlockPool(num_blocks, enable_caching, evicted)
 
     @property
     def num_groups(self) -> int:
@@ -248,7 +254,7 @@ class KVCacheManager:
             for group in range(self.num_groups):
                 block = self.pool.get_cached_block(cache_key(block_hash, group))
                 if block is not None:
-                    self.pool.evict(block)
+                    self.pool.evict(block, "withdrawn")
 
     def free(self, request: Request) -> None:
         """Give all its blocks back: the last positions first, groups interleaved, so heads of prefixes live longest.

@@ -26,6 +26,7 @@ from scheduler.block_hash import root_hash
 from scheduler.commit import commit
 from scheduler.connections import Connections
 from scheduler.planner import HoldPolicy, Planner
+from scheduler.prefix_explanation import explain_prefix
 from scheduler.queue import RequestQueue
 from scheduler.replica import Replica, Step
 from scheduler.request import Request, RequestState
@@ -378,6 +379,11 @@ class Engine:
             case m.GetTable(request_id):
                 table = request_table(self.replicas, request_id, self.requests.get(request_id))
                 self._actions.append(e.ToClient(identity, table))
+            case m.ExplainPrefix():
+                try:
+                    self._actions.append(e.ToClient(identity, self._explain_prefix(message)))
+                except InvalidRequest as error:
+                    self._reject(identity, message.query_id, error)
             case m.GetMetrics():
                 self._actions.append(e.ToClient(identity, self.metrics(now)))
 
@@ -428,6 +434,16 @@ class Engine:
         self.connections.finished.pop(request.request_id, None)
         self.queue.push(request)
         self._actions.append(e.ToClient(identity, m.Accepted(request.request_id, request.handle, request.prompt_len)))
+
+    def _explain_prefix(self, question: m.ExplainPrefix) -> m.PrefixExplanation:
+        try:
+            prompt = unpack(question.token_ids, "token_ids")
+        except MalformedFrame as error:
+            raise InvalidRequest("invalid_request", str(error), "token_ids") from None
+        check_prompt(prompt, self.model.vocab_size, self.max_model_len)
+        root = root_hash(self.hash_key, question.cache_salt)
+        request = Request("", prompt, m.SamplingParams(), limit=0, stop_ids=(), root=root, arrival=0)
+        return explain_prefix(question.query_id, request, self.replicas)
 
     def _check_capacity(self, num_tokens: int) -> None:
         if not self.router.fits_somewhere(num_tokens):

@@ -13,6 +13,7 @@ from protocol.digest import TableDigest
 from protocol.messages import KVCacheGroupSpec, SchedulerOutput
 from scheduler.batch import RowBatch
 from scheduler.cache_manager import KVCacheManager
+from scheduler.eviction_memory import EvictionMemory
 from scheduler.metrics import ReplicaStats
 from scheduler.request import Request
 from scheduler.step_log import StepLog
@@ -56,6 +57,8 @@ class Replica:
         self.ready = False
         self.stats = ReplicaStats()
         self.step_log = StepLog()
+        self.evicted = EvictionMemory()
+        """Survives epochs, as the counters do."""
         self.num_blocks = 0
         self.pool_size: int | None = None
         """Blocks of its latest worker, alive or not: what the next one is expected to bring; None: it had none yet."""
@@ -63,7 +66,7 @@ class Replica:
 
     def _empty(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.manager = KVCacheManager(self.groups, self.block_size, num_blocks, self.enable_caching)
+        self.manager = KVCacheManager(self.groups, self.block_size, num_blocks, self.enable_caching, self.evicted)
         self.rows = RowBatch(self.max_num_seqs, self.max_model_len, len(self.groups))
         self.digest = TableDigest(self.max_num_seqs)
         self.in_flight: deque[Step] = deque()
@@ -95,6 +98,7 @@ class Replica:
             request.blocks = ()
             request.in_flight = 0
             request.void_reason = None
+        self.manager.pool.remember_lost()
         self.epoch += 1
         self.ready = False
         self._empty(num_blocks=2)

@@ -9,11 +9,13 @@ from pathlib import Path
 from prometheus_client import Metric
 
 from gateway.metrics import Metrics
+from gateway.routes.debug import REASONS
 from protocol.config import EngineConfig
 from protocol.histograms import STAGES
 from protocol.messages import MetricsSnapshot
 from protocol.model_config import ModelConfig
 from scheduler.engine import Engine
+from scheduler.eviction_memory import REMEMBERED
 from tests.gateway.exposition import families
 from tests.tiny_model import tiny_model
 
@@ -93,3 +95,9 @@ def test_panels_of_the_dashboard_do_not_overlap() -> None:
             for y in range(place["y"], place["y"] + place["h"]):
                 assert x < 24 and (x, y) not in taken, f"{panel['title']} lies on {taken.get((x, y))}"
                 taken[x, y] = panel["title"]
+
+
+def test_every_reason_of_a_missing_block_is_explained() -> None:
+    section = TEXT.partition("## Why did my prefix (not) hit?")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == set(REASONS)
+    assert f"{REMEMBERED:,} evicted" in section
