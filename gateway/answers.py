@@ -17,7 +17,7 @@ from fastapi import Request, Response
 from gateway import refused
 from gateway.errors import ApiError
 from gateway.generation import Delta, Job, Order
-from gateway.schema import MAX_CHOICES, Generation
+from gateway.schema import MAX_CHOICES, Generation, StreamOptions
 from gateway.sse import DONE, EventStream, while_connected
 from gateway.state import Gateway
 from protocol.messages import SamplingParams
@@ -98,8 +98,7 @@ async def answer(gateway: Gateway, body: Generation, order: Order, request: Requ
         "system_fingerprint": f"fp_{gateway.model.fingerprint}",
     }
     if body.stream:
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = _Chunks(job, shape, common, usage)
+        events = _Chunks(job, shape, common, body.stream_options or StreamOptions())
         try:
             first = await while_connected(request.receive, events.start())
         except BaseException:
@@ -110,7 +109,10 @@ async def answer(gateway: Gateway, body: Generation, order: Order, request: Requ
         choices = await while_connected(request.receive, _gather(job, shape))
     finally:
         await job.close()
-    return Response(encode({**common, "choices": choices, "usage": _usage(job)}), media_type="application/json")
+    return Response(
+        encode({**common, "choices": choices, "usage": _usage(job, job.completion_tokens)}),
+        media_type="application/json",
+    )
 
 
 @dataclass
@@ -142,8 +144,8 @@ async def _gather(job: Job, shape: Shape) -> list[dict[str, Any]]:
     return [choices[index] for index in sorted(choices)]
 
 
-def _usage(job: Job) -> dict[str, Any]:
-    prompt, completion = job.prompt_tokens, job.completion_tokens
+def _usage(job: Job, completion: int) -> dict[str, Any]:
+    prompt = job.prompt_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -155,12 +157,14 @@ def _usage(job: Job) -> dict[str, Any]:
 class _Chunks:
     """The deltas of a job as events; then, if asked for, the usage; then [DONE]."""
 
-    def __init__(self, job: Job, shape: Shape, common: dict[str, Any], include_usage: bool):
+    def __init__(self, job: Job, shape: Shape, common: dict[str, Any], options: StreamOptions):
         self._job = job
         self._shape = shape
-        self._include_usage = include_usage
+        self._include_usage = bool(options.include_usage)
+        self._usage_so_far = bool(options.include_usage and options.continuous_usage_stats)
+        self._tokens = 0
         self._head = b"data: " + encode(common)[:-1]
-        self._tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._tail = b'}],"usage":null}\n\n' if options.include_usage else b"}]}\n\n"
         self._begun: set[int] = set()
         self._done = False
 
@@ -180,7 +184,13 @@ class _Chunks:
         self._done = True
         if not self._include_usage:
             return DONE
-        return self._head + b',"choices":[],"usage":' + encode(_usage(self._job)) + b"}\n\n" + DONE
+        return (
+            self._head
+            + b',"choices":[],"usage":'
+            + encode(_usage(self._job, self._job.completion_tokens))
+            + b"}\n\n"
+            + DONE
+        )
 
     async def close(self) -> None:
         await self._job.close()
@@ -198,4 +208,7 @@ class _Chunks:
         if self._job.wants_ids:
             end += b',"token_ids":' + encode(list(delta.token_ids))
         text = self._shape.piece(delta.index, delta.text, first)
+        if self._usage_so_far:
+            self._tokens += len(delta.token_ids)
+            self._tail = b'}],"usage":%b}\n\n' % encode(_usage(self._job, self._tokens))
         return b'%b,"choices":[{"index":%d,%b%b%b' % (self._head, delta.index, text, end, self._tail)

@@ -87,13 +87,14 @@ class _Choice:
         """The next delta; one that is the last ends the choice. Raises ApiError."""
         if self._failure is not None:
             raise self._failure
+        before = len(self._text.token_ids)
         while True:
             chunk = await self._read()
-            before = len(self._text.token_ids)
+            known = len(self._text.token_ids)
             text = self._text.push(chunk.token_ids)
             new = self._text.token_ids[before:]
-            if new:
-                self._clock.tokens(len(new))
+            if len(self._text.token_ids) > known:
+                self._clock.tokens(len(self._text.token_ids) - known)
             if self._text.stop_string is not None and chunk.finish_reason is None:
                 chunk = await self._end_here()
             if chunk.finish_reason is not None:

@@ -32,6 +32,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="a last chunk without choices brings the usage")
+    continuous_usage_stats: bool | None = Field(None, description="every chunk brings the usage so far")
     include_obfuscation: bool | None = Field(None, description="no effect")
 
 

@@ -80,6 +80,24 @@ def test_a_stream_joins_to_the_whole_answer_with_the_same_usage(openai: OpenAI, 
     assert usage.prompt_tokens_details.cached_tokens >= 16, "the first question left the prompt in the cache"
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_usage_so_far_grows_token_by_token_to_the_whole(openai: OpenAI, n: int) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        openai.completions.create(
+            model=MODEL, prompt="Once", max_tokens=20, n=n, seed=3, stream=True, stream_options=options,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+    )  # fmt: skip
+    seen = 0
+    for chunk in chunks[:-1]:
+        seen += len(chunk.choices[0].token_ids)  # type: ignore[attr-defined]
+        assert chunk.usage is not None
+        assert (chunk.usage.prompt_tokens, chunk.usage.completion_tokens) == (4, seen)
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == seen == 20 * n
+
+
 def test_choice_i_draws_with_seed_plus_i(openai: OpenAI) -> None:
     options: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 12, "temperature": 1.2}
     three = openai.completions.create(n=3, seed=40, **options)
