@@ -98,7 +98,7 @@ async def answer(gateway: Gateway, body: Generation, order: Order, request: Requ
         "system_fingerprint": f"fp_{gateway.model.fingerprint}",
     }
     if body.stream:
-        events = _Chunks(job, shape, common, body.stream_options or StreamOptions())
+        events = _Chunks(job, shape, common, body.stream_options)
         try:
             first = await while_connected(request.receive, events.start())
         except BaseException:
@@ -157,14 +157,14 @@ def _usage(job: Job, completion: int) -> dict[str, Any]:
 class _Chunks:
     """The deltas of a job as events; then, if asked for, the usage; then [DONE]."""
 
-    def __init__(self, job: Job, shape: Shape, common: dict[str, Any], options: StreamOptions):
+    def __init__(self, job: Job, shape: Shape, common: dict[str, Any], options: StreamOptions | None):
         self._job = job
         self._shape = shape
-        self._include_usage = bool(options.include_usage)
-        self._usage_so_far = bool(options.include_usage and options.continuous_usage_stats)
+        self._include_usage = bool(options and options.include_usage)
+        self._usage_so_far = bool(options and options.include_usage and options.continuous_usage_stats)
         self._tokens = 0
         self._head = b"data: " + encode(common)[:-1]
-        self._tail = b'}],"usage":null}\n\n' if options.include_usage else b"}]}\n\n"
+        self._tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         self._begun: set[int] = set()
         self._done = False
 
