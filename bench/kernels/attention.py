@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.kernels.backends import backend_for
+from bench.kernels.backends import backend_for, scale_for
 from bench.kernels.cases import AttentionCase
 from bench.kernels.device import DTYPES, Bench, Call, relative_error
 from bench.kernels.results import Baseline, Measured
 from kernels.metadata import AttentionMetadata
+from kernels.quantise import as_stored, quantise
 
 BASELINE = "torch SDPA, dense"
 Dense = Callable[[], Tensor]
@@ -26,13 +27,18 @@ Dense = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Inputs:
-    """One set: q and out [T, Hq, D], the caches [num_blocks, Hkv, P, D], every sequence's blocks scattered."""
+    """One set: q and out [T, Hq, D], the caches [num_blocks, Hkv, P, D], every sequence's blocks scattered.
+
+    k_scale, v_scale: float32 [Hkv] of a quantised cache, else None.
+    """
 
     q: Tensor
     out: Tensor
     k_cache: Tensor
     v_cache: Tensor
     metadata: AttentionMetadata
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
 
 def make_inputs(case: AttentionCase, device: torch.device, seed: int) -> Inputs:
@@ -48,22 +54,31 @@ def make_inputs(case: AttentionCase, device: torch.device, seed: int) -> Inputs:
     ends = list(itertools.accumulate(counts))
     tables = [ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
     cache_shape = (sum(counts) + 1, heads.num_kv, case.block_size, heads.head_dim)
-    k_cache, v_cache = (random(*cache_shape).to(DTYPES[case.kv_dtype]) for _ in range(2))
+    scale = scale_for(case.kv_dtype, heads.num_kv, device)
+    k_cache, v_cache = (_stored(random(*cache_shape), scale, DTYPES[case.kv_dtype]) for _ in range(2))
     q = random(sum(case.query_lens), heads.num_q, heads.head_dim)
     metadata = AttentionMetadata.build(list(case.query_lens), list(case.seq_lens), tables, case.block_size, device)
-    return Inputs(q, torch.empty_like(q), k_cache, v_cache, metadata)
+    return Inputs(q, torch.empty_like(q), k_cache, v_cache, metadata, scale, scale)
+
+
+def _stored(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if scale is None:
+        return values.to(dtype)
+    tokens_first = values.transpose(1, 2).flatten(0, 1)
+    return quantise(tokens_first, scale, dtype).unflatten(0, (len(values), -1)).transpose(1, 2).contiguous()
 
 
 def measure_attention(case: AttentionCase, backend_name: str, bench: Bench, limit_s: float) -> Measured:
     """Raises CannotMeasure."""
-    backend = backend_for(backend_name, case, bench)
+    backend = backend_for(backend_name, case, bench, case.window, case.split_size)
     num_sets, cold = bench.num_sets(case.work.bytes)
     sets = [make_inputs(case, bench.device, seed) for seed in range(num_sets)]
 
     def call(inputs: Inputs) -> Call:
         return lambda: backend.paged_attention(
             inputs.q, inputs.k_cache, inputs.v_cache, inputs.metadata,
-            scale=case.heads.head_dim**-0.5, window=case.window, out=inputs.out,
+            scale=case.heads.head_dim**-0.5, window=case.window, k_scale=inputs.k_scale, v_scale=inputs.v_scale,
+            out=inputs.out,
         )  # fmt: skip
 
     with torch.inference_mode():
@@ -98,7 +113,8 @@ def dense_calls(case: AttentionCase, inputs: Inputs) -> list[Dense]:
         table = inputs.metadata.block_table[row : row + count]
         first_key = max(0, seq_len - case.window) if case.window is not None else 0
         keys, values = (
-            dense_of(cache, table, first_key, seq_len).to(inputs.q.dtype) for cache in (inputs.k_cache, inputs.v_cache)
+            _widened(dense_of(cache, table, first_key, seq_len), scale, inputs.q.dtype)
+            for cache, scale in ((inputs.k_cache, inputs.k_scale), (inputs.v_cache, inputs.v_scale))
         )
         q = inputs.q[token : token + count * query_len]
         calls.append(_decode(q, keys, values) if query_len == 1 else _prefill(q, keys, values, query_len))
@@ -109,8 +125,13 @@ def dense_calls(case: AttentionCase, inputs: Inputs) -> list[Dense]:
 def dense_of(cache: Tensor, table: Tensor, first: int, end: int) -> Tensor:
     """Keys or values first … end-1 of the sequences of `table` [n, blocks], contiguous [n, Hkv, end - first, D]."""
     block_size = cache.shape[2]
-    pages = cache[table[:, : -(-end // block_size)].long()]  # [n, blocks, Hkv, P, D]
-    return pages.transpose(1, 2).flatten(2, 3)[:, :, first:end].contiguous()
+    pages = as_stored(cache)[table[:, : -(-end // block_size)].long()]  # [n, blocks, Hkv, P, D]
+    return pages.transpose(1, 2).flatten(2, 3)[:, :, first:end].contiguous().view(cache.dtype)
+
+
+def _widened(dense: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[n, Hkv, m, D] as numbers of `dtype`: what a quantised cache stands for."""
+    return dense.to(dtype) if scale is None else (dense.float() * scale[:, None, None]).to(dtype)
 
 
 def _decode(q: Tensor, keys: Tensor, values: Tensor) -> Dense:

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from functools import cache
 
-from bench.kernels.cases import AttentionCase
+import torch
+from torch import Tensor
+
+from bench.kernels.cases import AttentionCase, WriteKVCase
 from bench.kernels.device import DTYPES, Bench, CannotMeasure
 from kernels.backend import AttentionBackend
 from kernels.registry import find
 from kernels.selector import AttentionShape, why_not
 
+SCALES = {"fp8_e4m3": 1 / 64, "int8": 1 / 24}
+"""At which standard normal values use the range of a quantised cache, and hardly one is clamped."""
 
-def backend_for(name: str, case: AttentionCase, bench: Bench) -> AttentionBackend:
+
+def backend_for(
+    name: str,
+    case: AttentionCase | WriteKVCase,
+    bench: Bench,
+    window: int | None = None,
+    split_size: int | None = None,
+) -> AttentionBackend:
     """Raises CannotMeasure."""
-    spec = find(name)
     shape = AttentionShape(
-        bench.device.type, DTYPES[case.dtype], case.heads.head_dim, case.block_size, case.window, None
-    )
-    reason = why_not(spec, shape)
-    if reason is None and case.kv_dtype != case.dtype:
-        reason = f"no cache of {case.kv_dtype} for {case.dtype}"
-    if reason is None and case.split_size is not None and name != "triton":
+        bench.device.type, DTYPES[case.dtype], case.heads.head_dim, case.block_size, window,
+        kv_dtype=DTYPES[case.kv_dtype] if case.kv_dtype != case.dtype else None,
+    )  # fmt: skip
+    reason = why_not(find(name), shape)
+    if reason is None and split_size is not None and name != "triton":
         reason = "splits no key ranges"
     if reason is not None:
         raise CannotMeasure(reason)
-    if case.split_size is not None:
+    if split_size is not None:
         from kernels.triton.backend import TritonBackend
 
-        return TritonBackend(case.split_size)
+        return TritonBackend(split_size)
     return load(name, bench.num_threads)
 
 
@@ -35,3 +45,8 @@ def backend_for(name: str, case: AttentionCase, bench: Bench) -> AttentionBacken
 def load(name: str, num_threads: int | None) -> AttentionBackend:
     """One instance for all cases."""
     return find(name).load(num_threads)
+
+
+def scale_for(kv_dtype: str, num_kv_heads: int, device: torch.device) -> Tensor | None:
+    """float32 [num_kv_heads] for a quantised cache."""
+    return torch.full((num_kv_heads,), SCALES[kv_dtype], device=device) if kv_dtype in SCALES else None

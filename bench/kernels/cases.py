@@ -15,7 +15,9 @@ from bench.kernels.work import (
     attention_work,
     copy_blocks_work,
     decode_step_work,
+    elementwise_work,
     gemm_work,
+    slot_mapping_work,
     write_kv_work,
 )
 
@@ -128,9 +130,48 @@ class DecodeStepCase:
         return decode_step_work(self.model, self.batch, self.seq_len, self.dtype, self.dtype)
 
 
-Case = AttentionCase | WriteKVCase | CopyBlocksCase | GemmCase | DecodeStepCase
+@dataclass(frozen=True)
+class SlotMappingCase:
+    """The slots of a step's tokens, worked out on the device from the block tables of one cache group."""
 
-EXPECTED_S = {"attention": 8.0, "write_kv": 3.0, "copy_blocks": 3.0, "gemm": 2.0, "decode_step": 60.0}
+    name: str
+    query_lens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    block_size: int
+    dtype: str = "float32"  # of nothing: its arithmetic is of integers
+    target: Target | None = None
+
+    kind = "slot_mapping"
+
+    @property
+    def work(self) -> Work:
+        return slot_mapping_work(sum(self.query_lens), len(self.seq_lens))
+
+
+@dataclass(frozen=True)
+class ElementwiseCase:
+    """What stands between the matrix products of a layer. op: add_norm, silu_and_mul or rotate_and_write_kv."""
+
+    name: str
+    op: str
+    model: ModelShape
+    rows: int
+    dtype: str = "bfloat16"
+    target: Target | None = None
+
+    kind = "elementwise"
+
+    @property
+    def work(self) -> Work:
+        return elementwise_work(self.op, self.model, self.rows, self.dtype)
+
+
+Case = AttentionCase | WriteKVCase | CopyBlocksCase | GemmCase | DecodeStepCase | SlotMappingCase | ElementwiseCase
+
+EXPECTED_S = {
+    "attention": 8.0, "write_kv": 3.0, "copy_blocks": 3.0, "slot_mapping": 3.0, "elementwise": 3.0, "gemm": 2.0,
+    "decode_step": 60.0,
+}  # fmt: skip
 """Seconds that a case of a kind takes on a GPU, compiling included, until the run itself has shown better."""
 
 
@@ -173,8 +214,15 @@ def cuda_cases() -> list[Case]:
         WriteKVCase("write_kv 2048 tokens", heads, 2048, page),
         replace(step, name="decode step 64 x 4096, Llama 3 8B", seq_len=4096),
         CopyBlocksCase("copy_blocks 64, 32 layers", heads, 64, 32, page),
+        WriteKVCase("write_kv 2048 tokens, fp8 cache", heads, 2048, page, kv_dtype="fp8_e4m3"),
+        SlotMappingCase("slot_mapping of that chunk and its decodes", *mixed, page),
         WriteKVCase("write_kv 64 tokens", heads, 64, page),
     ]  # fmt: skip
+    cases += [
+        ElementwiseCase(f"{op} {rows} rows, Llama 3 8B", op, LLAMA_8B, rows)
+        for rows in (64, 2048)
+        for op in ("add_norm", "rotate_and_write_kv", "silu_and_mul")
+    ]
     for case in (decode_1, decode_64):
         cases += [replace(case, name=f"{case.name}, splits of {n}", split_size=n) for n in (512, 1024, 4096, 8192)]
     cases += [
@@ -215,6 +263,11 @@ def cpu_cases() -> list[Case]:
         replace(prefill, name=f"{prefill.name}, float32", dtype="float32", kv_dtype="float32"),
         WriteKVCase("write_kv 512 tokens", heads, 512, page),
         WriteKVCase("write_kv 16 tokens", heads, 16, page),
+        *(
+            ElementwiseCase(f"{op} {rows} rows", op, SMOLLM2, rows)
+            for rows in (16, 256)
+            for op in ("add_norm", "silu_and_mul")
+        ),
         CopyBlocksCase("copy_blocks 16, 30 layers", heads, 16, 30, page),
         AttentionCase("decode 8 x 2048, Llama 3 8B heads", LLAMA_8B.heads, *decode(8, 2048), page),
     ]

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     try:
-        device = pick_device(args.device)
+        device = args.device if args.list and args.device != "auto" else pick_device(args.device)
         minutes = args.minutes if args.minutes is not None else QUICK_MINUTES if args.quick else 5.0
         if not minutes > 0 or (args.threads is not None and args.threads < 1):
             raise ValueError("--minutes and --threads must be positive")

@@ -21,6 +21,11 @@ DTYPES = {
 }
 
 
+LINEAR = "linear"
+WIDENED = "linear, float32 copy"
+"""The linear layer of worker/layers/linear.py, without and with a second copy of bfloat16 weights in float32."""
+
+
 class CannotMeasure(Exception):
     """A case that this device or installation cannot run. The message says why."""
 

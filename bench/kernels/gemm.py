@@ -6,13 +6,9 @@ import torch
 from torch.nn import functional
 
 from bench.kernels.cases import GemmCase
-from bench.kernels.device import DTYPES, Bench, Call, CannotMeasure, relative_error
+from bench.kernels.device import DTYPES, WIDENED, Bench, Call, CannotMeasure, relative_error
 from bench.kernels.results import Baseline, Measured
 from worker.layers.linear import Linear
-
-LINEAR = "linear"
-WIDENED = "linear, float32 copy"
-"""The worker's layer, without and with a second copy of bfloat16 weights in float32 (worker/layers/linear.py)."""
 
 
 def measure_gemm(case: GemmCase, backend_name: str, bench: Bench, limit_s: float) -> Measured:

@@ -10,8 +10,17 @@ import torch
 from rich.console import Console
 
 from bench.kernels.budget import Budget
-from bench.kernels.cases import AttentionCase, Case, CopyBlocksCase, GemmCase, WriteKVCase
-from bench.kernels.device import Bench, CannotMeasure
+from bench.kernels.cases import (
+    AttentionCase,
+    Case,
+    CopyBlocksCase,
+    DecodeStepCase,
+    ElementwiseCase,
+    GemmCase,
+    SlotMappingCase,
+    WriteKVCase,
+)
+from bench.kernels.device import LINEAR, WIDENED, Bench, CannotMeasure
 from bench.kernels.results import KernelsResult, Measured, Skipped
 
 NO_TIME = "no time left"
@@ -38,10 +47,8 @@ def make_bench(device: str, threads: int | None) -> Bench:
 def backends_of(case: Case, bench: Bench) -> tuple[str, ...]:
     """With which implementations a case is measured here."""
     if case.kind == "gemm":
-        from bench.kernels.gemm import LINEAR, WIDENED
-
         return (LINEAR, WIDENED) if bench.device.type == "cpu" and case.dtype == "bfloat16" else (LINEAR,)
-    return bench.backends[:1] if case.kind == "decode_step" else bench.backends
+    return bench.backends[:1] if case.kind in ("decode_step", "elementwise") else bench.backends
 
 
 def measure_one(case: Case, backend: str, bench: Bench, limit_s: float) -> Measured:
@@ -58,14 +65,30 @@ def measure_one(case: Case, backend: str, bench: Bench, limit_s: float) -> Measu
         from bench.kernels.cache_ops import measure_copy_blocks
 
         return measure_copy_blocks(case, backend, bench, limit_s)
+    if isinstance(case, SlotMappingCase):
+        from bench.kernels.cache_ops import measure_slot_mapping
+
+        return measure_slot_mapping(case, backend, bench, limit_s)
+    try:
+        return _measure_with_worker(case, backend, bench, limit_s)
+    except ModuleNotFoundError as error:
+        raise CannotMeasure(f"the worker needs {error.name}, which is not installed") from None
+
+
+def _measure_with_worker(
+    case: GemmCase | ElementwiseCase | DecodeStepCase, backend: str, bench: Bench, limit_s: float
+) -> Measured:
+    """What is the worker's, which needs more packages than the kernels do."""
     if isinstance(case, GemmCase):
         from bench.kernels.gemm import measure_gemm
 
         return measure_gemm(case, backend, bench, limit_s)
-    try:
-        from bench.kernels.decode_step import measure_decode_step
-    except ModuleNotFoundError as error:
-        raise CannotMeasure(f"the worker needs {error.name}, which is not installed") from None
+    if isinstance(case, ElementwiseCase):
+        from bench.kernels.elementwise import measure_elementwise
+
+        return measure_elementwise(case, backend, bench, limit_s)
+    from bench.kernels.decode_step import measure_decode_step
+
     return measure_decode_step(case, backend, bench, 4 * limit_s)
 
 

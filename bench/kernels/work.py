@@ -109,6 +109,11 @@ def copy_blocks_work(num_blocks: int, num_caches: int, block_size: int, heads: H
     return Work(2 * num_blocks * num_caches * block_bytes, 0, kv_dtype)
 
 
+def slot_mapping_work(num_tokens: int, num_seqs: int) -> Work:
+    """A slot (int64) written for each token, its block id (int32) read; three int32 of each sequence read."""
+    return Work(12 * num_tokens + 12 * num_seqs, 0, "float32")
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A Llama-family decoder, as far as its cost goes."""
@@ -137,6 +142,19 @@ class ModelShape:
         """Weights that every token is multiplied with: all but the embedding (of which a step reads a row a token)."""
         *layer, head = [inputs * outputs for inputs, outputs in self.gemms().values()]
         return self.num_layers * sum(layer) + head
+
+
+def elementwise_work(op: str, model: ModelShape, rows: int, dtype: str) -> Work:
+    """What add_norm, silu_and_mul and rotate_and_write_kv move; their arithmetic does not count."""
+    size, heads = BYTES_OF[dtype], model.heads
+    if op == "add_norm":  # the float32 residual read and written, x read, the result written, the weight read
+        return Work(rows * model.hidden * (8 + 2 * size) + 4 * model.hidden, 0, dtype)
+    if op == "silu_and_mul":
+        return Work(3 * rows * model.intermediate * size, 0, dtype)
+    if op == "rotate_and_write_kv":  # q, k, v read and written, a row of angles and a position and slot for each token
+        elements = (heads.num_q + 2 * heads.num_kv) * heads.head_dim
+        return Work(rows * (2 * elements * size + 4 * heads.head_dim + 16), 0, dtype)
+    raise ValueError(f"no work is known of {op!r}")
 
 
 def decode_step_work(model: ModelShape, batch: int, seq_len: int, dtype: str, kv_dtype: str) -> Work:

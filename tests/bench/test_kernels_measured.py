@@ -19,7 +19,9 @@ from bench.kernels.cases import (
     Case,
     CopyBlocksCase,
     DecodeStepCase,
+    ElementwiseCase,
     GemmCase,
+    SlotMappingCase,
     Target,
     WriteKVCase,
     chunk_among_decodes,
@@ -46,6 +48,8 @@ CASES: list[Case] = [
     WriteKVCase("write", HEADS, 5, 4, "float32", "float32"),
     CopyBlocksCase("copy", HEADS, 2, 3, 4, "float32"),
     GemmCase("product", 3, 32, 48, target=Target(2, 1)),
+    ElementwiseCase("norm", "add_norm", TINY, 5),
+    ElementwiseCase("gate", "silu_and_mul", TINY, 5),
     DecodeStepCase("step", TINY, 3, 40, 8, "float32"),
 ]
 
@@ -81,7 +85,8 @@ def result(bench: CpuBench) -> KernelsResult:
 
 def test_every_kind_is_measured_and_right(result: KernelsResult):
     assert not result.skipped
-    assert [one.case.name for one in result.measured] == [*(c.name for c in CASES[:7]), "product", "step"]
+    linear = [case.name for case in CASES[:6]] + ["product", "product"] + [case.name for case in CASES[7:]]
+    assert [one.case.name for one in result.measured] == linear, "a linear layer is measured in both its forms"
     for one in result.measured:
         assert 0 < one.timing.min_us <= one.timing.median_us <= one.timing.max_us
         assert not one.wrong
@@ -149,6 +154,15 @@ def test_the_dense_baseline_computes_the_same(bench: CpuBench, case: AttentionCa
         assert measured.relative_error < 1e-5
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "int8"])
+def test_a_quantised_cache_is_held_against_the_numbers_it_stands_for(bench: CpuBench, kv_dtype: str):
+    measured = measure_one(replace(MIXED, kv_dtype=kv_dtype), "torch", bench, 0.001)
+    assert measured.relative_error is not None
+    assert measured.relative_error < 1e-5
+    write = WriteKVCase("write", HEADS, 5, 4, kv_dtype=kv_dtype)
+    assert measure_one(write, "torch", bench, 0.001).timing.median_us > 0
+
+
 def test_a_wrong_result_is_called_so(bench: CpuBench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention, "dense_of", lambda cache, table, first, end: torch.randn(
         table.shape[0], cache.shape[1], end - first, cache.shape[3]
@@ -157,9 +171,13 @@ def test_a_wrong_result_is_called_so(bench: CpuBench, monkeypatch: pytest.Monkey
 
 
 def test_what_a_backend_lacks_is_left_out_with_the_reason(bench: CpuBench):
-    for change, reason in [({"kv_dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"split_size": 64}, "splits no key ranges")]:
-        with pytest.raises(CannotMeasure, match=reason):
-            measure_one(replace(MIXED, **change), "torch", bench, 0.001)
+    with pytest.raises(CannotMeasure, match="has no float8_e4m3fn cache"):
+        measure_one(replace(MIXED, kv_dtype="fp8_e4m3"), "cpu", bench, 0.001)
+    with pytest.raises(CannotMeasure, match="splits no key ranges"):
+        measure_one(replace(MIXED, split_size=64), "torch", bench, 0.001)
+    for case in (SlotMappingCase("slots", (1,), (9,), 4), ElementwiseCase("turn", "rotate_and_write_kv", TINY, 2)):
+        with pytest.raises(CannotMeasure, match=r"on a CPU|on a GPU only"):
+            measure_one(case, "torch", bench, 0.001)
     with pytest.raises(CannotMeasure, match="runs on cuda"):
         measure_one(MIXED, "triton", bench, 0.001)
 

@@ -9,6 +9,7 @@ import pytest
 
 from bench.kernels.budget import Budget
 from bench.kernels.cases import (
+    EXPECTED_S,
     LLAMA_8B,
     AttentionCase,
     Case,
@@ -22,10 +23,13 @@ from bench.kernels.timing import Timing
 from bench.kernels.work import (
     Ceilings,
     Heads,
+    ModelShape,
     attention_work,
     copy_blocks_work,
     decode_step_work,
+    elementwise_work,
     gemm_work,
+    slot_mapping_work,
     visible_keys,
     visible_pairs,
     write_kv_work,
@@ -81,6 +85,17 @@ def test_other_kernels_by_hand():
     assert copy_blocks_work(3, 4, 16, Heads(8, 2, 32), "bfloat16").bytes == 2 * 3 * 4 * 16 * 2 * 32 * 2
 
 
+def test_between_the_products_everything_moves_once():
+    tiny = ModelShape("tiny", 1, 10, 30, Heads(4, 2, 8), 100, tied=False)
+    assert elementwise_work("add_norm", tiny, 3, "bfloat16").bytes == 3 * 10 * (4 + 4 + 2 + 2) + 40
+    assert elementwise_work("silu_and_mul", tiny, 3, "bfloat16").bytes == 3 * (60 + 30) * 2
+    rotation = elementwise_work("rotate_and_write_kv", tiny, 3, "bfloat16")
+    assert rotation.bytes == 3 * (2 * 2 * (4 + 2 + 2) * 8 + 4 * 8 + 8 + 8)
+    assert slot_mapping_work(7, 2).bytes == 7 * (8 + 4) + 2 * 12
+    with pytest.raises(ValueError, match="'nonsense'"):
+        elementwise_work("nonsense", tiny, 3, "bfloat16")
+
+
 def test_a_decode_step_of_8b_reads_its_weights_and_its_cache():
     """7.50 G weights that every token is multiplied with (8.03 G less the embedding), and 128 KiB of KV a token."""
     assert LLAMA_8B.num_products == pytest.approx(7.504e9, rel=1e-3)
@@ -111,7 +126,9 @@ def test_the_targets_come_first_and_none_is_below_its_floor():
 def test_names_are_unique_and_kinds_all_there(cases: list[Case]):
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
-    assert {case.kind for case in cases} == {"attention", "write_kv", "copy_blocks", "gemm", "decode_step"}
+    kinds = {"attention", "write_kv", "copy_blocks", "gemm", "decode_step", "elementwise"}
+    assert {case.kind for case in cases} - {"slot_mapping"} == kinds
+    assert kinds <= set(EXPECTED_S)
 
 
 def test_the_table_of_the_documentation_is_what_the_code_says():

@@ -53,7 +53,8 @@ def backends_for(shape: AttentionShape) -> list[BackendSpec]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where Triton's kernels are compiled, their tests are among those that `-m gpu` selects."""
     for item in items:
-        if torch.cuda.is_available() and item.path.parent == Path(__file__).parent and "triton" in item.path.name:
+        here = item.path.parent == Path(__file__).parent and item.path.stem.startswith(("test_triton", "test_decode"))
+        if here and torch.cuda.is_available():
             item.add_marker(pytest.mark.gpu)
 
 

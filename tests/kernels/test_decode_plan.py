@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import triton_here
+from devices import device_of, metadata_to
 from paged_world import bits, make_queries, make_world
 
 from kernels.graphs import GraphBackend
@@ -49,16 +50,16 @@ def test_recorded_work_gives_the_bits_of_planned_work(size: int, window: int | N
         max_seqs=size, max_seq_len=208, num_q_heads=6, num_kv_heads=2, head_dim=64, block_size=16, window=window,
         kv_bytes=4,
     )  # fmt: skip
-    words = torch.full((plan.num_words,), 2**30, dtype=torch.int32)
+    words = torch.full((plan.num_words,), 2**30, dtype=torch.int32, device=device_of(backend))
     step = world.metadata([1] * len(LENGTHS))
-    fixed = padded(step, size)
+    fixed = metadata_to(padded(step, size), words.device)
     plan.bind(fixed, words)
     q = make_queries(world, size)
     for lengths in (LENGTHS, [1, 2, 3, 4, 5, 6], LENGTHS):  # the words of one step leave nothing for the next
         step = world.metadata([1] * len(LENGTHS), lengths)
         fixed.seq_lens[: len(lengths)] = step.seq_lens
         fixed.block_table[: len(lengths)] = step.block_table
-        packed = plan.pack(fixed.seq_lens.numpy())
+        packed = plan.pack(fixed.seq_lens.cpu().numpy())
         assert packed is not None
         words.copy_(torch.from_numpy(packed))
         expected = world.attend(backend, q[: len(lengths)], step)
