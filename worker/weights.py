@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,10 @@ from torch import Tensor
 
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 """Endings of buffers that old checkpoints carry along and that are computed here."""
+
+_DRAWN = 1_000_003
+"""Random numbers that a dummy tensor is made of, over and over: drawing 8 billion takes a minute. A prime, so that the
+rows of a matrix differ."""
 
 
 class WeightError(ValueError):
@@ -119,7 +124,9 @@ class DummyWeights:
             return torch.ones(shape, dtype=torch.bfloat16)
         digest = hashlib.blake2b(f"{self.seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-        return torch.randn(shape, generator=generator).mul_(0.02).bfloat16()
+        size = math.prod(shape)
+        drawn = torch.randn(min(size, _DRAWN), generator=generator).mul_(0.02).bfloat16()
+        return drawn.repeat(-(-size // _DRAWN))[:size].view(shape)
 
 
 def _files(folder: Path) -> list[Path]:

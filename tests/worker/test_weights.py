@@ -125,6 +125,12 @@ def test_dummy_weights_depend_on_seed_and_name_not_on_order() -> None:
     assert torch.equal(one.take("model.norm.weight", (2,)), torch.ones(2, dtype=torch.bfloat16))
 
 
+def test_large_dummy_weights_have_rows_of_their_own() -> None:
+    weight = DummyWeights(1).take("x", (1200, 1024))
+    assert len({tuple(row[:8].tolist()) for row in weight}) == 1200
+    assert weight.float().std().item() == pytest.approx(0.02, rel=0.01)
+
+
 def test_unknown_load_format_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="'magic'"):
         open_weights(folder, load_format="magic")
