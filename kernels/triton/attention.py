@@ -144,9 +144,6 @@ def paged_attention_kernel(
     acc = tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-    if SINKS:  # in the first part of a cut range, and in no other
-        row_max = tl.load(sinks_ptr + heads, mask=rows_ok & (start <= live), other=float("-inf")) * _LOG2E
-        row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
 
     # tiles that every row sees whole need no mask: those between the edges of the window, or before the diagonal
     last = tl.minimum(first + block_q, query_len) - 1
@@ -178,6 +175,14 @@ def paged_attention_kernel(
         TILE, PAGE, CONTIGUOUS, WINDOW, CAUSAL, SOFT_CAP, True,
     )  # fmt: skip
 
+    if SINKS:  # in the first part of a cut range, and in no other
+        sink = tl.load(sinks_ptr + heads, mask=rows_ok & (start <= live), other=float("-inf")) * _LOG2E
+        new_max = tl.maximum(row_max, sink)
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        decay = tl.exp2(row_max - shift)
+        acc *= decay[:, None]
+        row_sum = row_sum * decay + tl.exp2(sink - shift)
+        row_max = new_max
     result = acc / tl.where(row_sum == 0, 1.0, row_sum)[:, None]
     if QUANTISED:
         result *= tl.load(v_scale_ptr + kv_head)

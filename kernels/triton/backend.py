@@ -58,6 +58,7 @@ class TritonBackend:
     def __init__(self, split_size: int = SPLIT_SIZE) -> None:
         self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self.split_size = split_size
+        self.warms_splits = not INTERPRETED  # thousands of keys take the interpreter seconds, and nothing is compiled
         self._hopper = INTERPRETED or torch.cuda.get_device_capability()[0] >= 9
         self._plans: weakref.WeakKeyDictionary[AttentionMetadata, dict[StepShape, list[Launch]]] = (
             weakref.WeakKeyDictionary()
@@ -157,7 +158,7 @@ class TritonBackend:
         """Compile all tile shapes, with and without split, so that no step waits for a compiler."""
         device = torch.device("cpu" if INTERPRETED else "cuda")
         counted = dict(self.counters)
-        context = 0 if INTERPRETED else self.split_size
+        context = self.split_size if self.warms_splits else 0
         scale = torch.ones(num_kv_heads, device=device) if kv_dtype in LIMITS else None
         for query_len in (1, 2, -(-LONG_ROWS // (num_q_heads // num_kv_heads))):
             for seq_len in sorted({query_len, query_len + context}):

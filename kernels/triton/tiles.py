@@ -43,10 +43,13 @@ def pick_tiles(
     kv_bytes: of an element of the cache. hopper: compute capability 9 or more. Before it the products live in
     registers, and tiles of 64 keys spill.
     """
-    prefill = kind is not Kind.DECODE
     rows = 16
     while rows < group_size:
         rows *= 2
+    if kv_bytes == 4:  # no tensor cores: products are multiplied and added one by one, out of registers
+        tile = 32 if head_dim <= 64 else 16
+        return Tiles(rows, tile, page % tile == 0, num_warps=4, num_stages=3)
+    prefill = kind is not Kind.DECODE
     if prefill:
         rows = max(rows, 64)
     wide = head_dim > 128

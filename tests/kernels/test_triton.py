@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -29,8 +31,21 @@ def world_of(**features: object) -> tuple[World, list[int]]:
     return world, [q for q, _ in LENGTHS]
 
 
-@pytest.mark.parametrize("features", [{}, {"window": 70}, {"soft_cap": 3.0}], ids=str)
-@pytest.mark.parametrize("split_size", [64, 128])
+@pytest.mark.parametrize(
+    "features",
+    [
+        {},
+        {"window": 70},
+        {"soft_cap": 3.0},
+        {"sinks": True},  # counted once, however many parts
+        {"sinks": True, "window": 70},
+        {"causal": False},
+        {"causal": False, "window": 70, "sinks": True},
+        {"kv_dtype": torch.float8_e4m3fn},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("split_size", [64, 128])  # one tile a part, and more parts than a sequence has tiles
 def test_split_key_ranges_give_what_float64_gives(split_size: int, features: dict) -> None:
     world, query_lens = world_of(**features)
     metadata = world.metadata(query_lens)
@@ -39,15 +54,57 @@ def test_split_key_ranges_give_what_float64_gives(split_size: int, features: dic
     assert_close(world.attend(backend, q, metadata), world.expected(q, metadata), backend)
 
 
+def test_nan_is_not_lost_between_the_parts_of_a_split() -> None:
+    """A broken row has a part without a sum; it must not pass for a part without keys."""
+    world = make_world([200, 200], heads=(3, 1), head_dim=32, block_size=16, dtype=torch.float32)
+    world.k_cache[world.tables[0][5], :, 3, 7] = float("nan")
+    out = world.attend(TritonBackend(64), make_queries(world, 2), world.metadata([1, 1]))
+    assert out[0].isnan().all()
+    assert not out[1].isnan().any()
+
+
+FEATURES = [{}, {"window": 70, "sinks": True}, {"kv_dtype": torch.int8, "soft_cap": 5.0}]
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=str)
 @pytest.mark.parametrize("split_size", [64, 2048])
-def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(split_size: int) -> None:
+def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(split_size: int, features: dict) -> None:
     backend: AttentionBackend = TritonBackend(split_size)
-    world, query_lens = world_of()
+    world, query_lens = world_of(**features)
     queries = [make_queries(world, n, seed=s) for s, n in enumerate(query_lens)]
     together = world.attend(backend, torch.cat(queries), world.metadata(query_lens)).split(query_lens)
     for s, expected in enumerate(together):
         alone = world.pick([s])
         assert torch.equal(world.attend(backend, queries[s], alone.metadata([query_lens[s]])), expected)
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_chunks_of_a_prefill_have_the_bits_of_the_whole(features: dict) -> None:
+    backend = TritonBackend(64)
+    world = make_world([130], heads=(6, 2), head_dim=64, block_size=16, dtype=torch.bfloat16, **features)
+    q = make_queries(world, 130)
+    whole = world.attend(backend, q, world.metadata([130]))
+    for cuts in ([0, 2, 67, 130], [0, 64, 128, 130]):
+        for begin, end in itertools.pairwise(cuts):
+            out = world.attend(backend, q[begin:end], world.metadata([end - begin], [end]))
+            assert torch.equal(out, whole[begin:end])
+
+
+def test_no_neighbour_changes_a_bit() -> None:
+    """Not one that is longer, shorter, empty or broken, before it or behind."""
+    backend = TritonBackend(64)
+    world = make_world([150, 260, 0, 3, 64], heads=(6, 2), head_dim=64, block_size=16, dtype=torch.bfloat16)
+    world.k_cache[world.tables[1]] = float("nan")
+    q = make_queries(world, 1)
+    alone = world.attend(backend, q, world.pick([0]).metadata([1]))
+    for neighbours in ([1], [2, 3], [4, 1, 3]):
+        for order in ([0, *neighbours], [*neighbours, 0]):
+            query_lens = [1 if s == 0 else min(world.seq_lens[s], 5) for s in order]
+            at = sum(query_lens[: order.index(0)])
+            queries = make_queries(world, sum(query_lens), seed=7)
+            queries[at] = q[0]
+            out = world.attend(backend, queries, world.pick(order).metadata(query_lens))
+            assert torch.equal(out[at], alone[0])
 
 
 def test_a_work_list_is_made_once_a_step() -> None:
