@@ -16,6 +16,7 @@ from client.errors import (
 )
 from client.stream import Stream
 from client.sync import Client
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import SamplingParams, ServerInfo, Status, Usage
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "ServerUnavailable",
     "Status",
     "Stream",
+    "TokenLogprobs",
     "Usage",
 ]

@@ -29,6 +29,7 @@ from client.stream import Request, Stream
 from client.tokenizer import Tokenizer
 from protocol import arrays, codec
 from protocol import messages as m
+from protocol.logprobs import Logprobs
 from protocol.runtime import RuntimeFolderError, alive, read_endpoints
 from protocol.sockets import connect_dealer, fresh_identity
 
@@ -118,7 +119,13 @@ class AsyncClient:
             frame = _submit_frame(request_id, token_ids, sampling, priority, cache_salt)
             return self._submit(request_id, frame), detokenizer
 
-        return Stream(request_id, start, self._abandon_from_anywhere)
+        return Stream(
+            request_id,
+            start,
+            self._abandon_from_anywhere,
+            logprobs=sampling.logprobs is not None,
+            prompt_logprobs=sampling.prompt_logprobs is not None,
+        )
 
     async def complete(self, prompt: Prompt, sampling: m.SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer at once. `options` as for `generate`."""
@@ -278,6 +285,8 @@ class AsyncClient:
         match message:
             case m.TokenBatch():
                 self._add_tokens(message)
+            case m.PromptLogprobsBatch():
+                self._add_prompt_logprobs(message)
             case m.Accepted():
                 if request := self._requests.get(message.request_id):
                     if request.handle is not None:
@@ -308,16 +317,31 @@ class AsyncClient:
         tokens = arrays.unpack(batch.tokens, "tokens").tolist()
         if not len(handles) == len(indices) == len(tokens):
             raise codec.MalformedFrame(f"{len(handles)} handles, {len(indices)} indices, {len(tokens)} tokens")
-        for handle, index, token in zip(handles, indices, tokens, strict=True):
+        logprobs = None if batch.logprobs is None else Logprobs(batch.logprobs)
+        if logprobs is not None and len(logprobs) != len(tokens):
+            raise codec.MalformedFrame(f"{len(logprobs)} logprobs of {len(tokens)} tokens")
+        for place, (handle, index, token) in enumerate(zip(handles, indices, tokens, strict=True)):
             request = self._by_handle.get(handle)
             if request is None or request.detached or request.ended:
                 continue  # aborted here; the server does not know yet
             request.heard_at = self._heard_at
             try:
-                request.add(index, token)
+                request.add(index, token, None if logprobs is None else logprobs.at(place))
             except BrokenStream as error:
                 self._abandon(request)
                 request.fail(error)
+
+    def _add_prompt_logprobs(self, batch: m.PromptLogprobsBatch) -> None:
+        logprobs = Logprobs(batch.logprobs)
+        request = self._by_handle.get(batch.handle)
+        if request is None or request.detached or request.ended:
+            return
+        request.heard_at = self._heard_at
+        try:
+            request.add_prompt(batch.start, [logprobs.at(place) for place in range(len(logprobs))])
+        except BrokenStream as error:
+            self._abandon(request)
+            request.fail(error)
 
     def _reject(self, request: Request, message: m.Rejected) -> None:
         self._forget(request)

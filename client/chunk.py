@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import FinishReason, Usage
 
 
@@ -23,6 +24,10 @@ class Chunk:
     """Position of each new token in the output, from 0, without gaps."""
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """If asked for, one with each new token; None where the server does not know it any more (after a reconnect)."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """If asked for, in the chunk with the first token: one with each token of the prompt, None with the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Completion:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
+    logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @staticmethod
     def join(chunks: Iterable[Chunk]) -> Completion:
@@ -47,4 +54,8 @@ class Completion:
             token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
             finish_reason=last.finish_reason,
             usage=last.usage,
+            logprobs=None
+            if last.logprobs is None
+            else tuple(told for chunk in chunks for told in chunk.logprobs or ()),
+            prompt_logprobs=next((chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs), None),
         )

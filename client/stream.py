@@ -7,12 +7,13 @@ that, once dropped, closed or left early, aborts its request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
 from client.chunk import Chunk
 from client.detokenizer import IncrementalDetokenizer
 from client.errors import BrokenStream, GenerationFailed
+from protocol.logprobs import TokenLogprobs
 from protocol.messages import Finished, FinishReason, Usage
 
 
@@ -23,6 +24,10 @@ class Request:
         self.request_id = request_id
         self.handle: int | None = None
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs | None] = []
+        """With each output token what is told of its probability."""
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        """The same of the prompt, as far as it has come; nothing of the first token."""
         self.finish_reason: FinishReason | None = None
         self.usage: Usage | None = None
         self.error: Exception | None = None
@@ -38,16 +43,24 @@ class Request:
     def ended(self) -> bool:
         return self.finish_reason is not None or self.error is not None
 
-    def add(self, index: int, token: int) -> None:
+    def add(self, index: int, token: int, logprobs: TokenLogprobs | None = None) -> None:
         """Token number `index` of the output arrived. Raises BrokenStream on a gap or a repeat."""
         expected = len(self.token_ids)
         if index == expected:
             self.token_ids.append(token)
+            self.logprobs.append(logprobs)
             self.changed.set()
         elif not (self.attached and 0 <= index < expected and self.token_ids[index] == token):
             what = "is missing" if index > expected else f"came twice (first {self.token_ids[index]}, now {token})"
             lost = expected if index > expected else index
             raise BrokenStream(f"request {self.request_id}: output token {lost} {what}")
+
+    def add_prompt(self, start: int, logprobs: Sequence[TokenLogprobs | None]) -> None:
+        """What is told of the prompt from index `start` on arrived. Raises BrokenStream on a gap."""
+        known = len(self.prompt_logprobs) - start
+        if known < 0:
+            raise BrokenStream(f"request {self.request_id}: logprobs of prompt token {start + known} are missing")
+        self.prompt_logprobs += logprobs[known:]
 
     def finish(self, message: Finished) -> None:
         """The server's last word. Its token count must be ours."""
@@ -84,10 +97,14 @@ class Stream:
         request_id: str,
         start: Callable[[], Awaitable[tuple[Request, IncrementalDetokenizer | None]]],
         abandon: Callable[[Request], None],
+        *,
+        logprobs: bool = False,
+        prompt_logprobs: bool = False,
     ):
         self.request_id = request_id
         self._start = start
         self._abandon = abandon
+        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._request: Request | None = None
         self._detokenizer: IncrementalDetokenizer | None = None
         self._taken = 0
@@ -118,6 +135,8 @@ class Stream:
             indices=tuple(range(first, self._taken)),
             finish_reason=request.finish_reason,
             usage=request.usage,
+            logprobs=tuple(request.logprobs[first : self._taken]) if self._logprobs else None,
+            prompt_logprobs=tuple(request.prompt_logprobs) if self._prompt_logprobs and first == 0 and new else None,
         )
 
     def _text(self, new: list[int]) -> str:

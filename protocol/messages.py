@@ -56,6 +56,10 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
     """Divides a positive logit, multiplies another, of every token that prompt or output has. In (0, 2]; 1: off."""
     logit_bias: dict[int, float] | None = None
     """Token id → added to its logit, in [-100, 100]."""
+    logprobs: int | None = None
+    """Log-probabilities with each output token: its own and those of so many most probable ones (0: its own alone)."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt but the first."""
 
 
 class KVCacheGroupSpec(msgspec.Struct, array_like=True, frozen=True):
@@ -66,6 +70,30 @@ class KVCacheGroupSpec(msgspec.Struct, array_like=True, frozen=True):
     layer_ids: tuple[int, ...]
     num_kv_heads: int
     head_dim: int
+
+
+class LogprobsLists(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities at several places of a text: of the token that stands there, then of the most probable ones,
+    descending (`protocol.logprobs` packs and reads them). Of the model's logits as they are: before penalties, biases,
+    grammar and temperature."""
+
+    counts: Int32Array
+    """Per place: how many candidates follow, its own token included; 0: nobody asked."""
+    ranks: Int32Array
+    """Per place: rank of its own token, 1 is the most probable; 0 where nobody asked."""
+    token_ids: Int32Array
+    """The candidates of all places, one after the other."""
+    logprobs: bytes
+    """float32 little-endian, one a candidate: natural logarithms."""
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities of prompt tokens that one row computed in one step."""
+
+    row: int
+    start: int
+    """Index in the prompt of the first token described."""
+    logprobs: LogprobsLists
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True):
@@ -171,10 +199,11 @@ class ModelRunnerOutput(_Message, tag="result", frozen=True):
     digest: int
     timings_us: Int32Array
     """[apply, commit, forward, sample, idle before] in microseconds."""
-    logprobs: bytes | None = None
-    """float32 little-endian, log-probability of each sampled token; None when nobody asked."""
+    logprobs: LogprobsLists | None = None
+    """A place for each of `tokens`; None when nobody asked."""
     started_ns: int = 0
     """When the worker began with the plan: CLOCK_MONOTONIC of its machine, nanoseconds; 0: not told."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class PlanRefused(_Message, tag="plan_refused", frozen=True):
@@ -292,6 +321,18 @@ class TokenBatch(_Message, tag="tokens", frozen=True):
     handles: Int32Array
     indices: Int32Array
     tokens: Int32Array
+    logprobs: LogprobsLists | None = None
+    """A place for each token; None when nobody asked."""
+
+
+class PromptLogprobsBatch(_Message, tag="prompt_logprobs", frozen=True):
+    """Scheduler → client: log-probabilities of prompt tokens, as they are computed, all before the first output token.
+    After an Attach they come from the start again."""
+
+    handle: int
+    start: int
+    """Index in the prompt of the first token described."""
+    logprobs: LogprobsLists
 
 
 class Finished(_Message, tag="finished", frozen=True):
@@ -539,6 +580,7 @@ ClientToScheduler = (
 SchedulerToClient = (
     Accepted
     | TokenBatch
+    | PromptLogprobsBatch
     | Finished
     | Rejected
     | ServerInfo

@@ -12,6 +12,7 @@ from protocol.messages import RejectCode, SamplingParams
 MAX_REQUEST_ID_CHARS = 256
 MAX_STOP_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
 
 
 class InvalidRequest(ValueError):
@@ -81,6 +82,12 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
             "logit_bias",
             all(0 <= token < vocab_size for token in bias),
             f"must name ids of the vocabulary (0 to {vocab_size - 1})",
+        ),
+        ("logprobs", params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS, f"must be 0 to {MAX_LOGPROBS}"),
+        (
+            "prompt_logprobs",
+            params.prompt_logprobs is None or 0 <= params.prompt_logprobs <= MAX_LOGPROBS,
+            f"must be 0 to {MAX_LOGPROBS}",
         ),
         ("logit_bias", all(-100 <= value <= 100 for value in bias.values()), "must have values in [-100, 100]"),
     )

@@ -48,6 +48,8 @@ class RowBatch:
         self.last_token_at: NDArray[np.float64] = np.full(num_rows, np.nan)
         """When the latest token was committed, seconds; NaN: none yet."""
         self.requests: list[Request | None] = [None] * num_rows
+        self.reporting: dict[int, Request] = {}
+        """By row: requests that entered it with log-probabilities of their prompt due."""
         self._free = list(range(num_rows))
         self.to_finish: list[int] = []
         """Rows the worker still holds for a request that left; the next plan says so."""
@@ -79,6 +81,8 @@ class RowBatch:
         self.binding[row] = request.binding = binding
         self.last_token_at[row] = request.last_token_at
         self.requests[row] = request
+        if request.prompt_logprobs_due:
+            self.reporting[row] = request
         request.row = row
         request.in_flight = 0
         return row
@@ -92,6 +96,7 @@ class RowBatch:
         request.last_token_at = float(self.last_token_at[row])
         request.row = None
         self.requests[row] = None
+        self.reporting.pop(row, None)
         self.active[row] = False
         self.committed[row] = self.known[row] = self.planned[row] = 0
         self.published[row] = self.num_blocks[row] = 0

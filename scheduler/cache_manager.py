@@ -80,6 +80,8 @@ class KVCacheManager:
         """
         empty = PrefixHit(0, tuple([] for _ in self.groups))
         most = (len(request.tokens) - 1) // self.block_size
+        if request.prompt_logprobs_due:  # they take a computation of the token before each
+            most = (request.num_prompt_logprobs - 1) // self.block_size
         if not self.pool.enable_caching or most < 1:
             return empty
         self.hash_blocks(request, most)

@@ -18,13 +18,14 @@ NAN_MESSAGE = "the model produced no valid logits (NaN) for this request"
 
 
 class Outcome(NamedTuple):
-    """Committed tokens, four int64 arrays of one length: client connection, request handle, output index, token;
-    and the requests that ended, each with its reason and a message."""
+    """Committed tokens, five int64 arrays of one length: client connection, request handle, output index, token, place
+    in the result; and the requests that ended, each with its reason and a message."""
 
     connections: NDArray[np.int64]
     handles: NDArray[np.int64]
     indices: NDArray[np.int64]
     tokens: NDArray[np.int64]
+    places: NDArray[np.int64]
     ended: list[tuple[Request, FinishReason, str]]
 
 
@@ -45,7 +46,7 @@ def commit(replica: Replica, step: Step, tokens: NDArray[np.int32], now: float) 
     replica.stats.tokens(rows, row, index, now)
     stopped = (rows.stop_ids[row] == token[:, None]).any(axis=1) & (index + 1 >= rows.min_len[row])
     full = index + 1 >= rows.limit[row]
-    emitted = [rows.connection[row], rows.handle[row], index - rows.prompt_len[row], token]
+    emitted = [rows.connection[row], rows.handle[row], index - rows.prompt_len[row], token, np.nonzero(good)[0]]
     publish_rows(replica, row)
     ended: list[tuple[Request, FinishReason, str]] = []
     for place in np.nonzero(stopped | full)[0].tolist():
@@ -54,15 +55,13 @@ def commit(replica: Replica, step: Step, tokens: NDArray[np.int32], now: float) 
         request = _end(replica, failed)
         replica.manager.unpublish(request)
         ended.append((request, "error", NAN_MESSAGE))
-    late: list[tuple[int, int, int, int]] = []
+    late: list[tuple[int, int, int, int, int]] = []
     for place in np.nonzero(~bound)[0].tolist():
-        _commit_late(
-            replica, int(step.binding[place]), int(step.token_index[place]), int(tokens[place]), now, late, ended
-        )
+        _commit_late(replica, step, place, int(tokens[place]), now, late, ended)
     if late:
         columns = np.array(late, dtype=np.int64).T
         emitted = [np.concatenate(pair) for pair in zip(emitted, columns, strict=True)]
-    return Outcome(emitted[0], emitted[1], emitted[2], emitted[3], ended)
+    return Outcome(emitted[0], emitted[1], emitted[2], emitted[3], emitted[4], ended)
 
 
 def _end(replica: Replica, row: int) -> Request:
@@ -74,14 +73,15 @@ def _end(replica: Replica, row: int) -> Request:
 
 def _commit_late(
     replica: Replica,
-    binding: int,
-    index: int,
+    step: Step,
+    place: int,
     token: int,
     now: float,
-    late: list[tuple[int, int, int, int]],
+    late: list[tuple[int, int, int, int, int]],
     ended: list[tuple[Request, FinishReason, str]],
 ) -> None:
     """A token of an admission that has no row any more: it counts if its request drains or waits to go on."""
+    binding, index = int(step.binding[place]), int(step.token_index[place])
     request = replica.loose.get(binding)
     if request is None:
         return  # ended or aborted meanwhile
@@ -99,7 +99,7 @@ def _commit_late(
         request.append_late(token)
         replica.stats.generated_tokens += 1
         replica.stats.late_token(request, now)
-        late.append((request.connection, request.handle, index - request.prompt_len, token))
+        late.append((request.connection, request.handle, index - request.prompt_len, token, place))
         reason = request.ends_with(token, len(request.tokens))
         if reason is None and request.in_flight == 0:
             reason = request.void_reason

@@ -19,16 +19,18 @@ from protocol import messages as m
 from protocol.arrays import pack, unpack
 from protocol.codec import MalformedFrame
 from protocol.config import EngineConfig
+from protocol.logprobs import Logprobs, join
 from protocol.model_config import ModelConfig
 from scheduler import events as e
 from scheduler.admission import InvalidRequest, check_prompt, check_request_id, check_sampling
 from scheduler.block_hash import root_hash
-from scheduler.commit import commit
+from scheduler.commit import Outcome, commit
 from scheduler.connections import Connections
 from scheduler.planner import HoldPolicy, Planner
 from scheduler.prefix_explanation import explain_prefix
 from scheduler.queue import RequestQueue
 from scheduler.replica import Replica, Step
+from scheduler.reports import keep, kept, new_prompt_logprobs, problem_with
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
 from scheduler.snapshot import block_info, request_table, take_snapshot
@@ -245,14 +247,16 @@ class Engine:
             except MalformedFrame as error:
                 problem = str(error)
             else:
-                problem = _disagreement(step, result, tokens, self.model.vocab_size)
+                problem = _disagreement(step, result, tokens, self.model.vocab_size) or problem_with(step, result)
         if problem is not None:
             self._diverged(worker, problem)
             return
         began = self.clock()
         replica.in_flight.popleft()
+        for part in result.prompt_logprobs:
+            self._send_prompt_logprobs(step.reporting[part.row], part)
         outcome = commit(replica, step, tokens, now)
-        self._send_tokens(step.step, outcome.connections, outcome.handles, outcome.indices, outcome.tokens)
+        self._send_tokens(step.step, outcome, None if result.logprobs is None else Logprobs(result.logprobs))
         for request, reason, message in outcome.ended:
             self._finish(request, reason, message)
         self._record_result(replica, result, began, len(outcome.tokens))
@@ -264,8 +268,9 @@ class Engine:
         record.result_s = self.clock() - began
         replica.stats.step_done(record)
 
-    def _send_tokens(self, step: int, connections: I64, handles: I64, indices: I64, tokens: I64) -> None:
-        """One TokenBatch per connection."""
+    def _send_tokens(self, step: int, outcome: Outcome, logprobs: Logprobs | None) -> None:
+        """One TokenBatch per connection. logprobs: of the places of the result."""
+        connections, handles, indices, tokens = outcome[:4]
         if not len(connections):
             return
         first = int(connections[0])
@@ -275,8 +280,22 @@ class Engine:
             if connection is None:
                 continue  # it left in this very batch of events
             mine = connections == index
-            batch = m.TokenBatch(step, pack(handles[mine]), pack(indices[mine]), pack(tokens[mine]))
+            told = None
+            if logprobs is not None and logprobs.counts[outcome.places[mine]].any():
+                told = logprobs.select(outcome.places[mine])
+                keep(connection.requests, handles[mine], indices[mine], Logprobs(told))
+            batch = m.TokenBatch(step, pack(handles[mine]), pack(indices[mine]), pack(tokens[mine]), told)
             self._actions.append(e.ToClient(connection.identity, batch))
+
+    def _send_prompt_logprobs(self, request: Request, part: m.PromptLogprobs) -> None:
+        """Pass on what its client does not know yet."""
+        connection = self.connections.by_index(request.connection)
+        if request.state is RequestState.FINISHED or connection is None:
+            return  # it ended or left meanwhile
+        start = request.num_prompt_logprobs
+        new = new_prompt_logprobs(request, part.start, part.logprobs)
+        if new is not None:
+            self._actions.append(e.ToClient(connection.identity, m.PromptLogprobsBatch(request.handle, start, new)))
 
     # --------------------------------------------------------------------------------------------- death of a worker
 
@@ -491,9 +510,13 @@ class Engine:
             handle, prompt_tokens = self.connections.new_handle(), done.prompt_tokens
         missed = output[next_index:]
         self._actions.append(e.ToClient(identity, m.Accepted(request_id, handle, prompt_tokens)))
+        if request is not None and request.prompt_logprobs:
+            told = m.PromptLogprobsBatch(handle, 1, join(request.prompt_logprobs))
+            self._actions.append(e.ToClient(identity, told))
         if len(missed):
             indices = np.arange(next_index, len(output))
-            batch = m.TokenBatch(0, pack(np.full(len(missed), handle)), pack(indices), pack(missed))
+            known = None if request is None else kept(request, next_index, len(missed))
+            batch = m.TokenBatch(0, pack(np.full(len(missed), handle)), pack(indices), pack(missed), known)
             self._actions.append(e.ToClient(identity, batch))
         if done is not None:
             self._actions.append(e.ToClient(identity, m.Finished(handle, done.reason, done.usage, done.message)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from protocol.messages import SchedulerToClient, TokenBatch
+from protocol.logprobs import join, nothing
+from protocol.messages import LogprobsLists, SchedulerToClient, TokenBatch
 
 
 class Outbox:
@@ -35,6 +36,7 @@ class Outbox:
                 last.handles + message.handles,
                 last.indices + message.indices,
                 last.tokens + message.tokens,
+                _joined(last, message),
             )
         queue.append(message)
 
@@ -53,3 +55,10 @@ class Outbox:
     def drop(self, identity: bytes) -> None:
         """The client is gone."""
         self._pending.pop(identity, None)
+
+
+def _joined(first: TokenBatch, second: TokenBatch) -> LogprobsLists | None:
+    """The log-probabilities of both."""
+    if first.logprobs is None and second.logprobs is None:
+        return None
+    return join([batch.logprobs or nothing(len(batch.tokens) // 4) for batch in (first, second)])

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.arrays import pack
-from protocol.messages import FinishReason, NewRequestData, SchedulerOutput
+from protocol.messages import FinishReason, NewRequestData, SamplingParams, SchedulerOutput
 from protocol.windows import first_live_block
 from scheduler.batch import I64, RowBatch
 from scheduler.cache_manager import PrefixHit
@@ -164,7 +165,7 @@ class Planner:
             prompt_len=request.prompt_len,
             num_computed_tokens=computed,
             block_ids=tuple(pack([block.block_id for block in table]) for table in request.blocks),
-            sampling=request.sampling,
+            sampling=_sampling_of(request),
         )
         rows.planned[row] += chunk
         ran[row] = chunk
@@ -204,6 +205,7 @@ class Planner:
             digest=digest,
             num_tokens=int(ran.sum()),
             sent_at=now,
+            reporting={row: request for row, request in rows.reporting.items() if ran[row]},
         )
         rows.known[sampling] += 1
         replica.next_step += 1
@@ -211,6 +213,13 @@ class Planner:
         replica.recorder.append(output)
         replica.stats.steps += 1
         return output
+
+
+def _sampling_of(request: Request) -> SamplingParams:
+    """How to draw its next tokens; what its client knows of the prompt is not asked for again."""
+    if request.sampling.prompt_logprobs is None or request.prompt_logprobs_due:
+        return request.sampling
+    return msgspec.structs.replace(request.sampling, prompt_logprobs=None)
 
 
 def _order(rows: RowBatch, row: int) -> tuple[int, int]:

@@ -32,6 +32,8 @@ class Step(NamedTuple):
     digest: int
     num_tokens: int
     sent_at: float
+    reporting: dict[int, Request]
+    """By row: requests of which it computes prompt tokens whose log-probabilities their clients still wait for."""
 
 
 class Replica:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.messages import FinishReason, SamplingParams, Usage
+from protocol.messages import FinishReason, LogprobsLists, SamplingParams, Usage
 
 if TYPE_CHECKING:
     from scheduler.block import KVCacheBlock
@@ -60,10 +60,13 @@ class Request:
         "in_flight",
         "last_token_at",
         "limit",
+        "logprobs",
         "num_hit_blocks",
+        "num_prompt_logprobs",
         "overtaken",
         "priority",
         "prompt_len",
+        "prompt_logprobs",
         "replica",
         "request_id",
         "root",
@@ -125,6 +128,17 @@ class Request:
         self.first_token_at: float | None = None
         self.last_token_at = nan
         """When its latest token was committed; while RUNNING the row's array owns it."""
+        self.logprobs: dict[int, LogprobsLists] = {}
+        """By output index, if its client asked: what a client that attaches is told again."""
+        self.prompt_logprobs: list[LogprobsLists] = []
+        """What its client was told of the prompt, one after the other, from the second token on."""
+        self.num_prompt_logprobs = 1
+        """Prompt tokens dealt with in them, the first one, of which nothing is told, included."""
+
+    @property
+    def prompt_logprobs_due(self) -> bool:
+        """Whether its client still waits for log-probabilities of the prompt."""
+        return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.prompt_len
 
     @property
     def order(self) -> tuple[int, int]:

@@ -54,6 +54,15 @@ class StepInputs(NamedTuple):
     copy_dst: NDArray[np.int32]
 
 
+class PromptPart(NamedTuple):
+    """`num_tokens` tokens of a row's prompt, from position `start`; the step's token `first` is the one at `start`."""
+
+    row: int
+    first: int
+    start: int
+    num_tokens: int
+
+
 class InputBatch:
     """State of all rows. `windows`: per cache group its sliding window (0: full attention)."""
 
@@ -78,6 +87,10 @@ class InputBatch:
         self.top_p: NDArray[np.float32] = np.ones(num_rows, dtype=np.float32)
         self.min_p: NDArray[np.float32] = np.zeros(num_rows, dtype=np.float32)
         self.seed: NDArray[np.uint64] = np.zeros(num_rows, dtype=np.uint64)
+        self.num_logprobs: I64 = np.zeros(num_rows, dtype=np.int64)
+        """Candidates to report with each token drawn: 1 + k, or 0 if nobody asked."""
+        self.num_prompt_logprobs: I64 = np.zeros(num_rows, dtype=np.int64)
+        """The same with each prompt token but the first."""
         self.digest = TableDigest(num_rows)
         self.epoch = 0
         self.next_step = 0
@@ -112,6 +125,19 @@ class InputBatch:
         self.token_ids[rows, np.minimum(self.num_tokens[rows], self.token_ids.shape[1] - 1)] = np.maximum(tokens, 0)
         self.num_tokens[rows] += 1
 
+    def reported_prompts(self, step: StepInputs) -> list[PromptPart]:
+        """What of the prompts runs in this step and is followed by a prompt token of which somebody wants to know."""
+        if not self.num_prompt_logprobs.any():
+            return []
+        found = []
+        for place in np.nonzero(self.num_prompt_logprobs[step.rows])[0].tolist():
+            row, first = int(step.rows[place]), int(step.query_start_loc[place])
+            start = int(step.seq_lens[place]) - (int(step.query_start_loc[place + 1]) - first)
+            count = min(int(step.seq_lens[place]), int(self.prompt_len[row]) - 1) - start
+            if count > 0:
+                found.append(PromptPart(row, first, start, count))
+        return found
+
     # ------------------------------------------------------------------------------------------- the plan's changes
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
@@ -128,6 +154,7 @@ class InputBatch:
             raise ValueError(f"row {row} is not in use")
         self.active[row] = False
         self.num_tokens[row] = self.num_computed[row] = self.prompt_len[row] = 0
+        self.num_logprobs[row] = self.num_prompt_logprobs[row] = 0
         self.front[:, row] = 0
         for table in self.tables:
             table.clear_row(row)
@@ -152,6 +179,8 @@ class InputBatch:
         self.top_p[row] = sampling.top_p
         self.min_p[row] = sampling.min_p
         self.seed[row] = sampling.seed or 0
+        self.num_logprobs[row] = 0 if sampling.logprobs is None else 1 + sampling.logprobs
+        self.num_prompt_logprobs[row] = 0 if sampling.prompt_logprobs is None else 1 + sampling.prompt_logprobs
         for group, (table, data) in enumerate(zip(self.tables, request.block_ids, strict=True)):
             ids = unpack(data, "block_ids")
             table.add_row(row, ids)

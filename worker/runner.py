@@ -14,18 +14,23 @@ from kernels.metadata import AttentionMetadata
 from kernels.selector import select_backend
 from protocol.arrays import pack
 from protocol.config import EngineConfig
-from protocol.messages import ModelRunnerOutput, SchedulerOutput
+from protocol.logprobs import join
+from protocol.messages import LogprobsLists, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from protocol.model_config import ModelConfig
-from worker.batch import InputBatch, StepInputs
+from worker.batch import InputBatch, PromptPart, StepInputs
 from worker.device_table import DeviceTable
 from worker.kv_cache import KVCache, blocks_that_fit
 from worker.logit_rules import LogitRules
+from worker.logprobs import logprobs_of
 from worker.metadata import build_metadata
 from worker.models import build_model
 from worker.sampler import SamplingBatch, sample
 from worker.weights import open_weights
 
 _LOG = logging.getLogger("worker")
+
+PROMPT_LOGPROBS_ROWS = 64
+"""Rows of logits that are computed at once for the tokens of a prompt."""
 
 
 class StartError(RuntimeError):
@@ -106,7 +111,8 @@ class ModelRunner:
         marks.append(time.monotonic())
         hidden = self._forward(step)
         marks.append(time.monotonic())
-        tokens = self._sample(step, hidden)
+        tokens, logprobs = self._sample(step, hidden)
+        prompt_logprobs = tuple(self._prompt_logprobs(part, hidden) for part in self.batch.reported_prompts(step))
         marks.append(time.monotonic())
         self._last_end = marks[-1]
         idle, apply, commit, forward, sampling = (np.diff(marks) * 1e6).astype(np.int64).tolist()
@@ -117,6 +123,8 @@ class ModelRunner:
             digest=plan.digest,  # `apply` proved ours equal
             timings_us=pack([apply, commit, forward, sampling, min(idle, 2**31 - 1)]),
             started_ns=int(marks[1] * 1e9),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def start_epoch(self, epoch: int) -> None:
@@ -138,23 +146,40 @@ class ModelRunner:
             self.backend,
         )
 
-    def _sample(self, step: StepInputs, hidden: torch.Tensor) -> np.ndarray:
-        """Sample for the rows that know all they have computed; int32 [R], and the batch knows them too."""
+    def _sample(self, step: StepInputs, hidden: torch.Tensor) -> tuple[np.ndarray, LogprobsLists | None]:
+        """Sample for the rows that know all they have computed; int32 [R], and the batch knows them too. And their
+        log-probabilities, if any row reports some."""
         if not len(step.sampling):
-            return np.zeros(0, dtype=np.int32)
+            return np.zeros(0, dtype=np.int32), None
         rows, batch = step.rows[step.sampling], self.batch
         last = torch.from_numpy(step.query_start_loc[step.sampling + 1] - 1).to(self.device)
         logits = self.model.compute_logits(hidden.index_select(0, last))
-        if self.rules.concern(rows):
+        reports, ruled = bool(batch.num_logprobs[rows].any()), self.rules.concern(rows)
+        raw = logits.clone() if reports and ruled else logits
+        if ruled:
             self.rules.apply(logits, rows, batch.num_tokens[rows])
         params = SamplingBatch(
             batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows], batch.seed[rows]
         )
         positions = torch.from_numpy(batch.num_tokens[rows]).to(self.device)
-        tokens = sample(logits, params, positions).to(device="cpu", dtype=torch.int32).numpy()
+        drawn = sample(logits, params, positions)
+        tokens = drawn.to(device="cpu", dtype=torch.int32).numpy()
         batch.append_sampled(rows, tokens)
         self.rules.note(rows, tokens)
-        return tokens
+        return tokens, logprobs_of(raw, drawn, batch.num_logprobs[rows]) if reports else None
+
+    def _prompt_logprobs(self, part: PromptPart, hidden: torch.Tensor) -> PromptLogprobs:
+        """What the model says of the tokens that follow a part of a prompt, so many at a time that their logits stay
+        small."""
+        batch, pieces = self.batch, []
+        for done in range(0, part.num_tokens, PROMPT_LOGPROBS_ROWS):
+            count = min(PROMPT_LOGPROBS_ROWS, part.num_tokens - done)
+            first, position = part.first + done, part.start + done + 1
+            targets = torch.from_numpy(batch.token_ids[part.row, position : position + count].astype(np.int64))
+            logits = self.model.compute_logits(hidden[first : first + count])
+            told = np.full(count, batch.num_prompt_logprobs[part.row])
+            pieces.append(logprobs_of(logits, targets.to(self.device), told))
+        return PromptLogprobs(part.row, part.start + 1, join(pieces))
 
     def warm_up(self) -> None:
         """Compile and touch everything a step can need, so that no request waits for it."""
