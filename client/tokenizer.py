@@ -12,6 +12,7 @@ import tokenizers
 from client.chat_template import ChatTemplate, Message
 from client.detokenizer import DecoderTraits, IncrementalDetokenizer
 from client.errors import PromptError
+from client.token_bytes import TokenBytes
 
 
 class Tokenizer:
@@ -31,6 +32,7 @@ class Tokenizer:
         special_tokens = _special_tokens(config)
         bos = special_tokens.get("bos_token")
         self._traits: DecoderTraits | None = None
+        self._token_bytes: TokenBytes | None = None
         self._bos_id: int | None = None if bos is None else self._tokenizer.token_to_id(bos)
         source = _template_source(folder, config)
         self.chat_template = None if source is None else ChatTemplate(source, special_tokens)
@@ -64,11 +66,27 @@ class Tokenizer:
         """Each id's token as the vocabulary writes it ("" for an id that it lacks)."""
         return [self._tokenizer.id_to_token(token) or "" for token in token_ids]
 
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of each token."""
+        if self._token_bytes is None:
+            self._token_bytes = TokenBytes(self._tokenizer)
+        return self._token_bytes
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that have no text in an answer."""
+        return self._decoder_traits.special_ids
+
     def detokenizer(self) -> IncrementalDetokenizer:
         """A fresh incremental decoder for one output."""
+        return IncrementalDetokenizer(self._tokenizer, self._decoder_traits)
+
+    @property
+    def _decoder_traits(self) -> DecoderTraits:
         if self._traits is None:
             self._traits = DecoderTraits.of(self._tokenizer)
-        return IncrementalDetokenizer(self._tokenizer, self._traits)
+        return self._traits
 
 
 def _check_messages(messages: Sequence[Message]) -> None:

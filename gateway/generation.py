@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import msgspec
 
-from client import AsyncClient, Chunk, ClientError, Stream
+from client import AsyncClient, Chunk, ClientError, Stream, TokenLogprobs
 from client.detokenizer import IncrementalDetokenizer
 from gateway.errors import ApiError, from_client, unavailable
 from gateway.metrics import RequestClock
@@ -30,6 +30,10 @@ class Delta:
     token_ids: Sequence[int]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+    """If asked for, one with each token."""
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    """In the first delta of a choice that was asked for them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Order:
     prompt_param: str
     """Where the client wrote its prompt, for errors."""
     n: int = 1
+    echoes: bool = False
+    """Every choice needs what is told of its prompt; otherwise the first of each prompt tells for all."""
+    prompt_only: bool = False
+    """What is generated is thrown away."""
     stops: Sequence[str] = ()
     include_stop: bool = False
     priority: int = 0
@@ -60,6 +68,8 @@ class _Choice:
         sampling = order.sampling
         if sampling.seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + index % order.n) % 2**64)
+        if index % order.n and not order.echoes:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         named = frozenset(sampling.stop_token_ids)
         self._named = named
         self._text = OutputText(
@@ -90,6 +100,7 @@ class _Choice:
         before = len(self._text.token_ids)
         while True:
             chunk = await self._read()
+            told, prompt = chunk.logprobs, chunk.prompt_logprobs
             known = len(self._text.token_ids)
             text = self._text.push(chunk.token_ids)
             new = self._text.token_ids[before:]
@@ -97,10 +108,24 @@ class _Choice:
                 self._clock.tokens(len(self._text.token_ids) - known)
             if self._text.stop_string is not None and chunk.finish_reason is None:
                 chunk = await self._end_here()
+            told = None if told is None else told[: len(new)]
             if chunk.finish_reason is not None:
-                return self._last(chunk, text, new)
-            if text or self._job.wants_ids or before == 0:
-                return Delta(self.index, text, new)
+                return self._complete(self._last(chunk, text, new), told, prompt)
+            if text or self._job.every_token or before == 0:
+                return self._complete(Delta(self.index, text, new), told, prompt)
+
+    def _complete(
+        self,
+        delta: Delta,
+        logprobs: Sequence[TokenLogprobs | None] | None,
+        prompt_logprobs: Sequence[TokenLogprobs | None] | None,
+    ) -> Delta:
+        delta.logprobs, delta.prompt_logprobs = logprobs, prompt_logprobs
+        if self._job.order.prompt_only:
+            delta.text, delta.token_ids, delta.logprobs, delta.stop_reason = "", (), logprobs and (), None
+            if delta.finish_reason is not None:
+                delta.finish_reason, self.completion_tokens = "length", 0
+        return delta
 
     async def _end_here(self) -> Chunk:
         """A stop string is complete: have the scheduler end the request, and hear its last word: the usage."""
@@ -171,6 +196,8 @@ class Job:
         self.gateway = gateway
         self.order = order
         self.wants_ids = wants_ids
+        self.every_token = wants_ids or order.sampling.logprobs is not None
+        """Deltas without text count too."""
         self.suffix = uuid4().hex[:12]
         """Makes the scheduler's request ids unique though clients may repeat theirs."""
         now = asyncio.get_running_loop().time()

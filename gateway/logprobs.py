@@ -17,7 +17,7 @@ LOWEST = -9999.0
 
 
 class TokenNames:
-    """How tokens are written. by_id: as "token_id:5" instead of their text; special: tokens that the text leaves out."""
+    """How tokens are written. special: those that the text leaves out; by_id: as "token_id:5" instead of their text."""
 
     def __init__(self, vocabulary: TokenBytes, special: frozenset[int], by_id: bool = False):
         self._vocabulary = vocabulary
@@ -77,8 +77,11 @@ class CompletionLogprobs:
         """Of the next tokens, those of an echoed prompt before all others."""
         offsets = []
         for token_id in token_ids:
+            shown = self._names.shown(token_id)
+            if shown and not 0x80 <= shown[0] <= 0xBF:  # it begins a character: one left incomplete shows as U+FFFD
+                self._offset += len(self._decoder.decode(b"", final=True))
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._names.shown(token_id)))
+            self._offset += len(self._decoder.decode(shown))
         return {
             "text_offset": offsets,
             "token_logprobs": [None if told is None else max(told.logprob, LOWEST) for told in logprobs],

@@ -20,9 +20,6 @@ class Unsupported(BaseModel):
     """Mixed into the request models. Support for a parameter begins with its removal from here."""
 
     length_penalty: Any = _only(1)
-    logprobs: Any = _only(False)
-    top_logprobs: Any = _only()
-    prompt_logprobs: Any = _only()
     response_format: Any = _only({"type": "text"})
     structured_outputs: Any = _only()
     guided_json: Any = _only()

@@ -34,9 +34,35 @@ class AssistantMessage(BaseModel):
     content: str
 
 
+class Candidate(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Candidate):
+    top_logprobs: list[Candidate]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatToken]
+
+
+class TextLogprobs(BaseModel):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptCandidate(BaseModel):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class _Choice(BaseModel):
     index: int
-    logprobs: None
     finish_reason: str
     stop_reason: str | int | None
     token_ids: list[int] | None = None
@@ -44,10 +70,13 @@ class _Choice(BaseModel):
 
 
 class ChatChoice(_Choice):
+    logprobs: ChatLogprobs | None
     message: AssistantMessage
 
 
 class TextChoice(_Choice):
+    logprobs: TextLogprobs | None
+    prompt_logprobs: list[dict[str, PromptCandidate] | None] | None = None
     text: str
 
 
@@ -62,6 +91,7 @@ class _Answer(BaseModel):
 
 class ChatCompletion(_Answer):
     choices: list[ChatChoice]
+    prompt_logprobs: list[dict[str, PromptCandidate] | None] | None = None
 
 
 class TextCompletion(_Answer):

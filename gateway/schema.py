@@ -16,6 +16,8 @@ MAX_STOP_IDS = 64
 """As many as the scheduler takes."""
 MAX_LOGIT_BIAS = 1024
 """As many as the scheduler takes."""
+MAX_LOGPROBS = 20
+"""As many as the scheduler takes."""
 MAX_CHOICES = 1024
 """Prompts × n of one request."""
 
@@ -58,6 +60,10 @@ class Generation(Body, Unsupported):
     logit_bias: dict[str, float] | None = Field(
         None, max_length=MAX_LOGIT_BIAS, description="token id → added to its logit, in [-100, 100]"
     )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="of each prompt token and so many likeliest ones; not in a stream"
+    )
+    return_tokens_as_token_ids: bool | None = Field(None, description='logprobs name tokens like "token_id:5"')
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower runs first")
@@ -76,6 +82,11 @@ class Generation(Body, Unsupported):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream")
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to tell of with each one; None: log-probabilities are not asked for."""
+        raise NotImplementedError
 
     @field_validator("logit_bias")
     @classmethod
@@ -145,8 +156,14 @@ class Conversation(Body):
 class ChatCompletionRequest(Conversation, Generation):
     """POST /v1/chat/completions"""
 
+    logprobs: bool | None = Field(None, description="tell the log-probability of each token")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="and of so many likeliest ones")
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31, description="goes before max_tokens")
     parallel_tool_calls: bool | None = Field(None, description="no effect")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(Generation):
@@ -158,8 +175,16 @@ class CompletionRequest(Generation):
         | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
     ) = Field(description="text, several texts, token ids, or several lists of token ids")
+    max_tokens: int | None = Field(None, ge=0, lt=2**31, description="0: nothing but an echo of the prompt; default 16")
+    logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="tell log-probabilities, also of so many likeliest tokens"
+    )
     echo: bool | None = Field(None, description="the prompt comes before the output")
     add_special_tokens: bool | None = Field(None, description="default: true, at most one BOS")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

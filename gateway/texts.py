@@ -13,6 +13,7 @@ from client import PromptError
 from client.detokenizer import IncrementalDetokenizer
 from client.tokenizer import Tokenizer
 from gateway.errors import ApiError
+from gateway.logprobs import TokenNames
 
 _Result = TypeVar("_Result")
 
@@ -44,6 +45,12 @@ class Texts:
     async def token_strings(self, token_ids: Sequence[int], param: str) -> list[str]:
         """Each token as the vocabulary writes it."""
         return await self._run(lambda tokenizer: tokenizer.token_strings(token_ids), param)
+
+    async def token_names(self, by_id: bool) -> TokenNames:
+        """How tokens are written beside their log-probabilities."""
+        return await self._run(
+            lambda tokenizer: TokenNames(tokenizer.token_bytes, tokenizer.special_ids, by_id), "logprobs"
+        )
 
     async def detokenizers(self, count: int) -> list[IncrementalDetokenizer]:
         """Fresh incremental decoders."""

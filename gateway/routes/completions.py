@@ -8,6 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway import answers
+from gateway.choice_logprobs import ChoiceLogprobs, Writer
+from gateway.errors import ApiError
+from gateway.logprobs import CompletionLogprobs, TokenNames
 from gateway.replies import ERRORS, TextCompletion
 from gateway.schema import CompletionRequest
 from gateway.state import Shared
@@ -30,17 +33,28 @@ class _Completion:
     def _echo(self, index: int) -> str:
         return self._echoes[index // self._n] if self._echoes else ""
 
+    def logprobs(self, names: TokenNames, num_top: int) -> Writer:
+        return CompletionLogprobs(names, num_top)
+
     def whole(self, index: int, text: str) -> dict[str, Any]:
         return {"text": self._echo(index) + text}
 
     def piece(self, index: int, text: str, first: bool) -> bytes:
         return b'"text":' + answers.encode(self._echo(index) + text if first else text)
 
+    def within(self, told: ChoiceLogprobs, index: int) -> dict[str, Any]:
+        return told.of_prompt(index)
+
+    def beside(self, told: ChoiceLogprobs) -> dict[str, Any]:
+        return {}
+
 
 @router.post("/v1/completions", responses={200: {"model": TextCompletion}, **ERRORS})
 async def create_completion(body: CompletionRequest, request: Request, gateway: Shared) -> Response:
     """What follows a text or token ids, of one prompt or several; a stream of chunks with `stream`."""
     answers.check(gateway, body)
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens must be at least 1, or 0 with echo", param="max_tokens")
     add_special_tokens = body.add_special_tokens is not False
     prompts, echoes = [], []
     for prompt in body.prompts:
@@ -50,6 +64,6 @@ async def create_completion(body: CompletionRequest, request: Request, gateway: 
             prompts.append(prompt)
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else await gateway.texts.decode(prompt, "prompt"))
-    most = body.max_tokens or DEFAULT_MAX_TOKENS
-    order = answers.order_of(body, prompts, request, prompt_param="prompt", max_tokens=most)
+    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    order = answers.order_of(body, prompts, request, prompt_param="prompt", max_tokens=most, echo=bool(body.echo))
     return await answers.answer(gateway, body, order, request, _Completion(echoes, order.n))

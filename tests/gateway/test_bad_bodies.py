@@ -75,6 +75,13 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (TEXT, {**GOOD, "logit_bias": {"259": 1}}, 400, "logit_bias"),
     (TEXT, {**GOOD, "logit_bias": {str(i): 1 for i in range(1025)}}, 400, "logit_bias"),
     (TEXT, {**GOOD, "logit_bias": [[5, 1]]}, 400, "logit_bias"),
+    (TEXT, {**GOOD, "logprobs": 21}, 400, "logprobs"),
+    (TEXT, {**GOOD, "logprobs": True}, 400, "logprobs"),
+    (TEXT, {**GOOD, "prompt_logprobs": -1}, 400, "prompt_logprobs"),
+    (TEXT, {**GOOD, "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+    (CHAT, {**HELLO, "logprobs": 1}, 400, "logprobs"),
+    (CHAT, {**HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+    (CHAT, {**HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
     # stops
     (TEXT, {**GOOD, "stop": ""}, 400, "stop"),
     (TEXT, {**GOOD, "stop": [""]}, 400, "stop[0]"),
@@ -85,7 +92,6 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     # what is not served
     (TEXT, {**GOOD, "model": "other"}, 404, "model"),
     (TEXT, {**GOOD, "model": "\u0000'\"<"}, 404, "model"),
-    (TEXT, {**GOOD, "logprobs": 0}, 400, "logprobs"),
     (TEXT, {**GOOD, "suffix": "end"}, 400, "suffix"),
     (TEXT, {**GOOD, "stream_options": {"include_usage": True}}, 400, None),
     (TEXT, {**GOOD, "stream": "yes"}, 400, "stream"),

@@ -201,7 +201,7 @@ def test_leaving_in_the_middle_frees_everything(openai: OpenAI, server: Deployme
         (sdk.BadRequestError, "max_tokens", {"max_tokens": 0}),
         (sdk.BadRequestError, "n", {"n": 0}),
         (sdk.BadRequestError, "messages", {"messages": []}),
-        (sdk.BadRequestError, "logprobs", {"logprobs": True}),
+        (sdk.BadRequestError, "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         (sdk.BadRequestError, "messages", {"messages": [{"role": "user", "content": "x" * 5000}]}),
     ],
 )

@@ -3,33 +3,18 @@ logits as `transformers` has them."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from openai import OpenAI
 
 from client import SamplingParams
-from tests.integration import oracle
+from tests.gateway.original import logits_of
 from tests.integration.deployment import Deployment
 from tests.tiny_model import IM_END
 from tests.worker.formulas import expected
 
 PROMPT = list(b"the cat and the dog and the cat")
-
-
-@cache
-def original(folder: str) -> Any:
-    return oracle.load(folder)  # type: ignore[arg-type]
-
-
-def logits_of(folder: str, tokens: list[int]) -> np.ndarray:
-    """float32 [n, V]: after each token."""
-    import torch
-
-    with torch.inference_mode():
-        return original(folder)(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
 
 
 def greedy(openai: OpenAI, **options: Any) -> list[int]:
