@@ -59,12 +59,9 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code: 0, or 1 if a result is wrong, or 2 if nothing could be measured."""
-    from bench.kernels.session import (  # torch is loaded here, not for other commands
-        make_bench,
-        measure_all,
-        pick_device,
-    )
+    """Exit code: 0, or 1 if a result is wrong or a case broke, or 2 if nothing could be measured."""
+    # torch is loaded here, not for other commands
+    from bench.kernels.session import CEILINGS, make_bench, measure_all, pick_device
 
     console = Console(stderr=True)
     try:
@@ -83,8 +80,10 @@ def run(args: argparse.Namespace) -> int:
     bench = make_bench(device, args.threads)
     for sentence in bench.cannot():
         console.print(escape(sentence), style="yellow", highlight=False)
+    start = time.monotonic()
     with console.status("ceilings"):
         ceilings = bench.measure_ceilings()
+    budget.took(CEILINGS, time.monotonic() - start)
     result = KernelsResult(
         command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
     print_result(result, Console(width=max(Console().width, 150)))
     if not result.measured:
         return 2
-    return 1 if any(one.wrong for one in result.measured) else 0
+    broken = any(one.failed for one in result.skipped) or any(one.wrong for one in result.measured)
+    return 1 if broken else 0
 
 
 def expected_s(device: str) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ MAX_SAMPLES = 100
 MOST_SETS_BYTES = 64 * 2**20
 MOST_SETS = 64
 DEFAULT_CACHE_BYTES = 32 * 2**20
+BUSY = 0.5
+"""Load a core beyond which what is measured is mostly the others."""
 
 
 class CpuBench:
@@ -38,11 +41,17 @@ class CpuBench:
             "name": describe_machine()["cpu"],
             "threads": self.num_threads,
             "cache_bytes": self._cache_bytes,
+            "load_1m": f"{os.getloadavg()[0]:.2f}",
             "torch": torch.__version__,
         }
 
     def cannot(self) -> list[str]:
-        return [
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        busy = [
+            f"Other work runs on this machine (load average {load:.1f} on {cores} cores): the times below are noise, "
+            "and none of them should be quoted."
+        ]
+        return (busy if load > BUSY * cores else []) + [
             "No CUDA device: nothing is said of the Triton kernels' speed, nor of the targets for a GPU "
             "(docs/gpu.md has the command for a machine that has one).",
             "Below: attention, cache writes and matrix products of the CPU backends.",

@@ -2,9 +2,9 @@
 
 Top-level keys, stable for `schema` 1 (new keys may be added, none is renamed or changes its unit):
   schema, command, started_at, machine   as in bench/results.py
-  device     type (cpu, cuda), name, threads (CPU), and on a GPU multiprocessors, l2_bytes, memory_bytes, driver …;
-             torch and triton: versions
-  ceilings   copy_bytes_per_s; matmul_flops_per_s: dtype → rate
+  device     type (cpu, cuda), name; threads, load_1m of a CPU; multiprocessors, l2_bytes, memory_bytes, driver_version …
+             of a GPU; torch, triton: versions
+  ceilings   copy_bytes_per_s; matmul_flops_per_s: dtype → rate; the better of before and after
   cases      list, in the order measured; each:
     name, kind, backend
     shape            the fields of the case (bench/kernels/cases.py); lengths of many sequences as [length, count] runs
@@ -17,8 +17,8 @@ Top-level keys, stable for `schema` 1 (new keys may be added, none is renamed or
     relative_error   of the result: ‖ours - baseline‖ / ‖baseline‖; null without one
     target_us        {first_us, good_us} for an H200; null without one
     parts_us         of a decode step: its parts as the worker times them, medians; else null
-  skipped    list of {name, backend, reason}: what this run left out
-  cannot     sentences: what this machine cannot show at all
+  skipped    list of {name, backend, reason, failed}: what this run left out; failed: it was tried and broke
+  cannot     sentences: what this machine cannot show at all, or not now
   drift      last over first median of the case that is measured twice; null if the time did not suffice
 """
 
@@ -91,6 +91,7 @@ class Skipped:
     name: str
     backend: str
     reason: str
+    failed: bool = False
 
 
 @dataclass

@@ -32,6 +32,17 @@ class Ceilings:
     copy_bytes_per_s: float
     matmul_flops_per_s: dict[str, float]  # by dtype
 
+    def best(self, other: Ceilings) -> Ceilings:
+        """Of two measurements the greater of each rate: other work on the machine only ever lowers one."""
+        dtypes = self.matmul_flops_per_s.keys() | other.matmul_flops_per_s.keys()
+        return Ceilings(
+            max(self.copy_bytes_per_s, other.copy_bytes_per_s),
+            {
+                dtype: max(self.matmul_flops_per_s.get(dtype, 0.0), other.matmul_flops_per_s.get(dtype, 0.0))
+                for dtype in sorted(dtypes)
+            },
+        )
+
     def memory_us(self, work: Work) -> float:
         return work.bytes / self.copy_bytes_per_s * 1e6
 
