@@ -2,8 +2,8 @@
 
 Top-level keys, stable for `schema` 1 (new keys may be added, none is renamed or changes its unit):
   schema, command, started_at, machine   as in bench/results.py
-  device     type (cpu, cuda), name; threads, load_1m of a CPU; multiprocessors, l2_bytes, memory_bytes, driver_version …
-             of a GPU; torch, triton: versions
+  device     type (cpu, cuda), name; threads, load_1m of a CPU; multiprocessors, l2_bytes, memory_bytes,
+             driver_version … of a GPU; torch, triton: versions
   ceilings   copy_bytes_per_s; matmul_flops_per_s: dtype → rate; the better of before and after
   cases      list, in the order measured; each:
     name, kind, backend
