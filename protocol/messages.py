@@ -435,10 +435,14 @@ STEP_COLUMNS = (
     "forward_us",
     "sample_us",
     "idle_us",
+    "schedule_us",
+    "wire_us",
+    "return_us",
+    "result_us",
 )
 """Of ReplicaSnapshot.steps. number: of the record, from 1 on, whatever the epoch. finished_ms: when the result came,
-since the scheduler started. round_us: from plan to result. rows: those that sampled. apply_us and what follows: as the
-worker measured it."""
+since the scheduler started. round_us: from plan to result. rows: those that sampled. apply_us to idle_us: as the worker
+measured them. wire_us, return_us: on the way there and back, without the time that the worker was busy with others."""
 
 REQUEST_COLUMNS = ("state", "replica", "row", "prompt", "output", "computed", "cached", "limit", "priority")
 """Of Snapshot.requests. state: 0 waiting, 1 running, 2 draining. replica, row, cached: -1 for none or not yet known."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from protocol.arrays import INT32, pack
+from protocol.arrays import pack
 from protocol.messages import (
     BLOCK_STATES,
-    REQUEST_COLUMNS,
     BlockInfo,
     ReplicaSnapshot,
     RequestTable,
@@ -31,51 +30,59 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS = 200
 MOST_OWNERS = 16
-_STATES = {RequestState.WAITING: 0, RequestState.RUNNING: 1, RequestState.DRAINING: 2}
+_STATES = {"waiting": 0, "running": 1, "draining": 2}
 
 
 def take_snapshot(engine: Engine, steps_after: Sequence[int], now: float) -> Snapshot:
     """All replicas at this moment. steps_after: see GetSnapshot."""
     listed = list(islice(_in_order(engine), MOST_REQUESTS))
-    rows = np.zeros((len(listed), len(REQUEST_COLUMNS)), dtype=INT32)
-    for place, request in enumerate(listed):
-        rows[place] = _row_of(engine.replicas, request)
+    rows = [value for progress in listed for value in _row_of(progress)]
     return Snapshot(
         status=engine.status(now),
         replicas=tuple(
             _replica(replica, steps_after[replica.index] if replica.index < len(steps_after) else 0, engine.started)
             for replica in engine.replicas
         ),
-        request_ids=tuple(request.request_id for request in listed),
-        requests=rows.tobytes(),
+        request_ids=tuple(progress.request.request_id for progress in listed),
+        requests=pack(rows),
     )
 
 
-def _in_order(engine: Engine) -> Iterator[Request]:
+class _Progress(NamedTuple):
+    """A request and how far it is, in tokens: known to us, and computed by the plans issued."""
+
+    request: Request
+    length: int
+    computed: int
+
+
+def _in_order(engine: Engine) -> Iterator[_Progress]:
     for replica in engine.replicas:
-        for row in np.nonzero(replica.rows.active)[0].tolist():
-            request = replica.rows.requests[row]
+        rows = replica.rows
+        active = np.nonzero(rows.active)[0][:MOST_REQUESTS]
+        columns = active.tolist(), rows.committed[active].tolist(), rows.planned[active].tolist()
+        for row, length, computed in zip(*columns, strict=True):
+            request = rows.requests[row]
             assert request is not None
-            yield request
+            yield _Progress(request, length, computed)
     for replica in engine.replicas:
-        yield from (request for request in replica.loose.values() if request.state is RequestState.DRAINING)
-    yield from engine.queue
+        for request in replica.loose.values():
+            if request.state is RequestState.DRAINING:
+                yield _Progress(request, len(request.tokens), 0)
+    for request in engine.queue:
+        yield _Progress(request, len(request.tokens), 0)
 
 
-def _row_of(replicas: Sequence[Replica], request: Request) -> tuple[int, ...]:
-    """REQUEST_COLUMNS of one request; while it runs, its row's arrays know its progress."""
-    if request.row is not None and request.replica is not None:
-        rows = replicas[request.replica].rows
-        length, computed = int(rows.committed[request.row]), int(rows.planned[request.row])
-    else:
-        length, computed = len(request.tokens), 0
+def _row_of(progress: _Progress) -> tuple[int, ...]:
+    """REQUEST_COLUMNS of one request."""
+    request = progress.request
     return (
-        _STATES[request.state],
+        _STATES[request.state.value],
         -1 if request.replica is None else request.replica,
         -1 if request.row is None else request.row,
         request.prompt_len,
-        length - request.prompt_len,
-        computed,
+        progress.length - request.prompt_len,
+        progress.computed,
         -1 if request.cached_tokens is None else request.cached_tokens,
         request.limit,
         max(-(2**31), min(request.priority, 2**31 - 1)),

@@ -182,5 +182,9 @@ def _row(record: StepRecord, started: float) -> NDArray[np.int64]:
         "forward_us": record.forward_s * 1e6,
         "sample_us": record.sample_s * 1e6,
         "idle_us": record.idle_s * 1e6,
+        "schedule_us": record.schedule_s * 1e6,
+        "wire_us": record.wire_s * 1e6,
+        "return_us": record.return_s * 1e6,
+        "result_us": record.result_s * 1e6,
     }
     return np.array([round(values[column]) for column in STEP_COLUMNS], dtype=np.int64)

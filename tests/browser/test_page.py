@@ -73,7 +73,7 @@ def test_a_worker_killed_by_the_button_comes_back_and_its_request_finishes(page:
         expect(page.locator("body")).to_have_attribute("data-line", "degraded")
         expect(page.locator("#banner")).to_contain_text("1 of 2 replicas")
         expect(card.locator(".gone")).to_be_visible()
-        expect(page.locator("#happened-list")).to_contain_text("1 unfinished requests go on")
+        expect(page.locator("#happened-list")).to_contain_text("1 unfinished request goes on")
         expect(row.locator(".where")).to_have_text(f"replica {1 - int(replica)}")
     server.wait_in_service([f"worker-{replica}"], not_pids=[pid])
     expect(page.locator("body")).to_have_attribute("data-line", "live")

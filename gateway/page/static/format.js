@@ -3,6 +3,9 @@
 const whole = new Intl.NumberFormat("en");
 
 export const count = (n) => whole.format(n);
+/** For tight places: 17,530 → 17.5k. */
+export const brief = (n) => (n < 10_000 ? count(n) : `${(n / 1000).toFixed(n < 100_000 ? 1 : 0)}k`);
+
 export const percent = (part, all) => (all > 0 ? `${((100 * part) / all).toFixed(part && part < all / 10 ? 1 : 0)} %` : "–");
 
 export function bytes(n) {

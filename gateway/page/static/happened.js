@@ -4,6 +4,8 @@ import { byId, clock, duration, make } from "./format.js";
 
 const KEPT = 30;
 
+const unfinished = (n) => (n === 1 ? "1 unfinished request goes on" : `${n} unfinished requests go on`);
+
 export class Happened {
   constructor(world) {
     this.world = world;
@@ -20,7 +22,7 @@ export class Happened {
       const worker = this.world.workerOf(i)?.worker_id ?? `the worker of replica ${i}`;
       if (info.epoch > before[i].epoch) {
         this.diedAt.set(i, performance.now());
-        const rest = this.world.unfinished ? `; ${this.world.unfinished} unfinished requests go on from their committed tokens` : "";
+        const rest = this.world.unfinished ? `; ${unfinished(this.world.unfinished)} from ${this.world.unfinished === 1 ? "its" : "their"} committed tokens` : "";
         this.say(`${worker} is gone${rest}`, "bad");
       }
       if (info.state === "ready" && (before[i].state !== "ready" || info.epoch > before[i].epoch)) {

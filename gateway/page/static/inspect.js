@@ -17,7 +17,7 @@ export function describeBlock(info) {
   else if (info.ref_cnt) lines.push("no hash yet: not full, or its content is found in another block");
   info.owners.slice(0, 3).forEach((owner, place) => lines.push(`entry ${info.indices[place]} of ${owner}`));
   if (info.ref_cnt > 3) lines.push(`and ${info.ref_cnt - 3} more`);
-  if (info.age_s >= 0) lines.push(`so for ${duration(info.age_s)}`);
+  if (info.age_s >= 0) lines.push(`like this for ${duration(info.age_s)}`);
   return lines;
 }
 
@@ -132,6 +132,6 @@ export class Inspect {
         make("ul", { class: "table" }, ...shown),
       ];
     });
-    body.replaceChildren(name, make("p", { class: "note", text: `replica ${table.replica}, epoch ${table.epoch}` }), ...parts);
+    body.replaceChildren(name, make("p", { class: "note", text: `replica ${table.replica}, epoch ${table.epoch}; on the map from ● (first block) to ○ (last)` }), ...parts);
   }
 }

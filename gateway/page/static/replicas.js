@@ -1,10 +1,11 @@
 // A card per replica: who serves it, how full it is, its block map and its steps.
 
 import { BlockMap } from "./blockmap.js";
-import { byId, count, make, percent, setText } from "./format.js";
+import { brief, byId, count, make, percent, setText } from "./format.js";
 import { StepStrip } from "./steps.js";
 
 const ARMED_MS = 4000;
+const LARGE = 24_000; // blocks; a map of more has the width for itself
 
 class Card {
   constructor(replica, world, on) {
@@ -53,10 +54,10 @@ class Card {
     setText(this.epoch, `epoch ${info.epoch}`);
     this.#updateWorker(ready);
     const used = info.total_blocks - info.free_blocks;
-    this.#figure("in use", percent(used, info.total_blocks), `${count(used)} of ${count(info.total_blocks)}`);
-    this.#figure("cached", count(info.cached_blocks), "blocks findable");
+    this.#figure("in use", percent(used, info.total_blocks), info.total_blocks ? `${brief(used)} of ${brief(info.total_blocks)}` : "no blocks");
+    this.#figure("cached", brief(info.cached_blocks), "blocks findable");
     this.#figure("waste", percent(info.wasted_slots, info.allocated_slots), "in last blocks");
-    this.#figure("prefix hits", percent(info.prefix_hits, info.prefix_queries), `of ${count(info.prefix_queries)} tokens`);
+    this.#figure("prefix hits", percent(info.prefix_hits, info.prefix_queries), `${brief(info.prefix_queries)} tokens`);
     this.map.element.hidden = this.note.hidden = !cells.length;
     this.gone.hidden = !!cells.length;
     if (cells.length) {
@@ -132,6 +133,8 @@ export class Replicas {
       this.cards.push(card);
       this.box.append(card.element);
     }
+    const most = Math.max(...this.world.replicas.map((replica) => replica.cells.length));
+    this.box.classList.toggle("large", most > LARGE);
     for (const card of this.cards) card.update();
   }
 

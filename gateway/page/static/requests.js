@@ -47,7 +47,7 @@ class Row {
     });
     setText(
       this.counts,
-      `${count(request.prompt)} prompt${request.cached >= 0 ? ` (${count(hit)} cached)` : ""} · ${count(request.output)} generated, at most ${count(request.limit - request.prompt)}` +
+      `${count(request.prompt)} prompt${request.cached >= 0 ? ` (${count(hit)} cached)` : ""} · ${count(request.output)} of ${count(request.limit - request.prompt)} generated` +
         (request.priority ? ` · priority ${request.priority}` : ""),
     );
   }

@@ -4,9 +4,12 @@ import { bytes, count, make, microseconds } from "./format.js";
 import { colour } from "./tiles.js";
 
 const STAGES = [
-  ["apply", ["apply_us", "commit_us"]],
-  ["forward", ["forward_us"]],
-  ["sample", ["sample_us"]],
+  // name, text, columns; from the bottom of a bar upwards
+  ["scheduler", "schedule, encode, result", ["schedule_us", "encode_us", "result_us"]],
+  ["wire", "wire", ["wire_us", "return_us"]],
+  ["apply", "apply, commit", ["apply_us", "commit_us"]],
+  ["forward", "forward", ["forward_us"]],
+  ["sample", "sample", ["sample_us"]],
 ];
 const TIME_PART = 0.68; // of the height; the rest is for tokens
 const BAR = 4;
@@ -34,9 +37,12 @@ export class StepStrip {
   }
 
   #stages(step) {
-    const times = STAGES.map(([, names]) => names.reduce((sum, name) => sum + this.#of(step, name), 0));
-    const rest = Math.max(0, this.#of(step, "round_us") - times.reduce((a, b) => a + b, 0));
-    return [...times, rest];
+    return STAGES.map(([, , names]) => names.reduce((sum, name) => sum + this.#of(step, name), 0));
+  }
+
+  /** What the step took, without the time it waited for the one before it. */
+  #total(step) {
+    return this.#stages(step).reduce((sum, time) => sum + time, 0);
   }
 
   paint() {
@@ -61,10 +67,10 @@ export class StepStrip {
       context.fillText("No step has finished yet.", 2, base - 10);
       return;
     }
-    const highest = this.#scale(steps.map((step) => this.#of(step, "round_us")));
+    const highest = this.#scale(steps.map((step) => this.#total(step)));
     const widest = Math.max(...steps.map((step) => this.#of(step, "tokens")));
     const left = width - steps.length * BAR;
-    const colours = ["stage-apply", "stage-forward", "stage-sample", "stage-rest"].map(colour);
+    const colours = STAGES.map(([name]) => colour(`stage-${name}`));
     const [ink, bad] = [colour("soft"), colour("path")];
     let epoch = this.#of(steps[0], "epoch");
     steps.forEach((step, place) => {
@@ -77,7 +83,7 @@ export class StepStrip {
         context.fillRect(x, y - tall, BAR - 1, tall);
         y -= tall;
       });
-      if (this.#of(step, "round_us") > highest) {
+      if (this.#total(step) > highest) {
         context.fillStyle = ink;
         context.fillRect(x, 0, BAR - 1, 2); // higher than the strip
       }
@@ -109,12 +115,10 @@ export class StepStrip {
       return;
     }
     const mean = (name) => Math.round(steps.reduce((sum, step) => sum + this.#of(step, name), 0) / steps.length);
+    const time = Math.round(steps.reduce((sum, step) => sum + this.#total(step), 0) / steps.length);
     const texts = [
-      make("span", { text: `last ${steps.length} steps: ${microseconds(mean("round_us"))}, ${count(mean("tokens"))} tokens, plans of ${bytes(mean("plan_bytes"))} on average` }),
-      make("span", { class: "stage apply", text: "apply, commit" }),
-      make("span", { class: "stage forward", text: "forward" }),
-      make("span", { class: "stage sample", text: "sample" }),
-      make("span", { class: "stage rest", text: "wire, waiting" }),
+      make("span", { text: `last ${steps.length} steps: ${microseconds(time)}, ${count(mean("tokens"))} ${mean("tokens") === 1 ? "token" : "tokens"}, plans of ${bytes(mean("plan_bytes"))} on average` }),
+      ...STAGES.map(([name, text]) => make("span", { class: `stage ${name}`, text })),
     ];
     this.caption.replaceChildren(...texts);
     this.canvas.setAttribute("aria-label", `Time and tokens of the ${texts[0].textContent}`);
@@ -128,12 +132,13 @@ export class StepStrip {
     if (!step) return this.tip.hide();
     const of = (name) => this.#of(step, name);
     this.tip.show({ x: event.clientX, y: event.clientY }, [
-      `Step ${count(of("step"))} of epoch ${of("epoch")}: ${microseconds(of("round_us"))}`,
+      `Step ${count(of("step"))} of epoch ${of("epoch")}: ${microseconds(this.#total(step))}`,
       `${count(of("tokens"))} tokens computed, ${count(of("rows"))} sampled`,
-      `plan of ${bytes(of("plan_bytes"))}, encoded in ${microseconds(of("encode_us"))}`,
+      `schedule ${microseconds(of("schedule_us"))}, encode ${microseconds(of("encode_us"))}: a plan of ${bytes(of("plan_bytes"))}`,
+      `wire ${microseconds(of("wire_us"))} there, ${microseconds(of("return_us"))} back`,
       `apply ${microseconds(of("apply_us"))}, commit ${microseconds(of("commit_us"))}`,
       `forward ${microseconds(of("forward_us"))}, sample ${microseconds(of("sample_us"))}`,
-      `worker idle before: ${microseconds(of("idle_us"))}`,
+      `result ${microseconds(of("result_us"))}; ${microseconds(of("round_us"))} from plan to result, waiting included`,
     ]);
   }
 }
