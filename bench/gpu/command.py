@@ -33,7 +33,7 @@ TEST_PROCESSES = 6
 EXAMPLES = """\
 examples:
   python -m bench gpu --minutes 6 --out results/gpu
-  python -m bench gpu --minutes 4 --only kernels --out results/gpu-2
+  python -m bench gpu --minutes 4 --only tiles --out results/gpu-2
   python -m bench gpu --dry-run
 The keys of summary.json are documented in bench/gpu/report.py, those of kernels.json in bench/kernels/results.py.
 """

@@ -36,7 +36,9 @@ class Step:
 
 
 def steps_of(out: Path, minutes: float, only: str | None, parallel: int) -> list[Step]:
-    """parallel: processes for the tests, which mostly wait for compilers; 1: pytest-xdist is not there.
+    """`tiles`, which tries tile shapes, runs only if asked for by name.
+
+    parallel: processes for the tests, which mostly wait for compilers; 1: pytest-xdist is not there.
 
     Raises ValueError if `only` names no step.
     """
@@ -58,9 +60,13 @@ def steps_of(out: Path, minutes: float, only: str | None, parallel: int) -> list
         ),
         Step("kernels", timings, 1.0, KERNEL_MODULES, "kernels.log"),
     ]
+    tiles = Step("tiles", (*timings[:4], "--tiles", *timings[4:-3], str(out / "tiles.json"), *timings[-2:]), 1.0,
+                 KERNEL_MODULES, "tiles.log")  # fmt: skip
+    if only == tiles.name:
+        return [tiles]
     chosen = [step for step in steps if only is None or step.name.startswith(only)]
     if not chosen:
-        raise ValueError(f"--only {only}: the steps are {', '.join(step.name for step in steps)}")
+        raise ValueError(f"--only {only}: the steps are {', '.join(step.name for step in (*steps, tiles))}")
     return chosen
 
 

@@ -81,7 +81,7 @@ def print_report(report: GpuReport, out: Path, console: Console) -> None:
     """The ends of the logs of what went wrong, all of the timings, and the table last."""
     for step in report.steps:
         log = out / step.log
-        if step.left_out is None and log.exists() and (not step.ok or step.name == "kernels"):
+        if step.left_out is None and log.exists() and (not step.ok or step.name in ("kernels", "tiles")):
             lines = log.read_text(errors="replace").splitlines()
             console.rule(step.name)
             console.print("\n".join(lines[-60:]), markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@
     device.py    what a device must offer to be measured
     on_cpu.py, on_cuda.py          how each is timed, and its ceilings
     attention.py, cache_ops.py, elementwise.py, gemm.py, decode_step.py   how a case of each kind is run
-    backends.py  the attention backend for a case
+    backends.py  the attention backend for a case; tiles.py: one whose tiles are chosen
     session.py   the order of things in a run
     command.py   the flags
 

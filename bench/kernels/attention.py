@@ -70,7 +70,7 @@ def _stored(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 def measure_attention(case: AttentionCase, backend_name: str, bench: Bench, limit_s: float) -> Measured:
     """Raises CannotMeasure."""
-    backend = backend_for(backend_name, case, bench, case.window, case.split_size)
+    backend = backend_for(backend_name, case, bench, case.window, case.split_size, case.tiles)
     num_sets, cold = bench.num_sets(case.work.bytes)
     sets = [make_inputs(case, bench.device, seed) for seed in range(num_sets)]
 

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from bench.kernels.cases import AttentionCase, WriteKVCase
+from bench.kernels.cases import AttentionCase, TileChoice, WriteKVCase
 from bench.kernels.device import DTYPES, Bench, CannotMeasure
 from kernels.backend import AttentionBackend
 from kernels.registry import find
@@ -23,6 +23,7 @@ def backend_for(
     bench: Bench,
     window: int | None = None,
     split_size: int | None = None,
+    tiles: TileChoice | None = None,
 ) -> AttentionBackend:
     """Raises CannotMeasure."""
     shape = AttentionShape(
@@ -30,10 +31,14 @@ def backend_for(
         kv_dtype=DTYPES[case.kv_dtype] if case.kv_dtype != case.dtype else None,
     )  # fmt: skip
     reason = why_not(find(name), shape)
-    if reason is None and split_size is not None and name != "triton":
-        reason = "splits no key ranges"
+    if reason is None and name != "triton" and (split_size is not None or tiles is not None):
+        reason = "splits no key ranges and has no tiles to choose"
     if reason is not None:
         raise CannotMeasure(reason)
+    if tiles is not None:
+        from bench.kernels.tiles import ChosenTiles
+
+        return ChosenTiles(tiles)
     if split_size is not None:
         from kernels.triton.backend import TritonBackend
 

@@ -34,6 +34,24 @@ class Target:
 
 
 @dataclass(frozen=True)
+class TileChoice:
+    """Rows, keys, warps and pipeline stages of a tile of the Triton kernel, to be tried instead of the table's."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def for_decode(self) -> bool:
+        """Else for prefill: matrix units take 64 rows there, and decode has but one token's."""
+        return self.block_m < 64
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.tile} w{self.num_warps} s{self.num_stages}"
+
+
+@dataclass(frozen=True)
 class AttentionCase:
     """Attention of one layer. block_size: slots of a page; kv_dtype: of the cache; split_size: keys of a split."""
 
@@ -46,6 +64,7 @@ class AttentionCase:
     kv_dtype: str = "bfloat16"
     window: int | None = None
     split_size: int | None = None  # None: the backend's own
+    tiles: TileChoice | None = None  # likewise
     target: Target | None = None
 
     kind = "attention"
@@ -235,6 +254,38 @@ def cuda_cases() -> list[Case]:
         AttentionCase("prefill 2048, SmolLM2 heads", SMOLLM2.heads, (2048,), (2048,), 16),
     ]
     return cases
+
+
+DECODE_TILES = tuple(
+    TileChoice(16, tile, warps, stages)
+    for tile, warps, stages in (
+        (64, 4, 2), (64, 4, 3), (64, 4, 4), (32, 4, 3), (32, 4, 4), (16, 4, 3), (16, 4, 4), (64, 8, 3), (128, 8, 2),
+        (128, 8, 3), (32, 2, 4), (16, 2, 5),
+    )
+)  # fmt: skip
+PREFILL_TILES = tuple(
+    TileChoice(rows, tile, warps, stages)
+    for rows, tile, warps, stages in (
+        (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2), (128, 32, 8, 3),
+        (64, 32, 4, 4), (128, 64, 8, 4),
+    )
+)  # fmt: skip
+"""Those that compile for sm_90 at head size 128 with few spills or none; the clock decides."""
+
+
+def tile_cases() -> list[Case]:
+    """Tiles of the Triton kernel tried one by one, on the shapes of the targets: what a second run on a GPU is for."""
+    named = {case.name: case for case in cuda_cases() if isinstance(case, AttentionCase)}
+    tried = [
+        *((named["decode 64 x 4096"], choice, page) for page in (64, 16) for choice in DECODE_TILES),
+        *((named["prefill 8192"], choice, page) for page in (64, 16) for choice in PREFILL_TILES),
+        *((named["decode 1 x 131072"], choice, 64) for choice in DECODE_TILES),
+        *((named["decode 64 x 4096, fp8 cache"], choice, 64) for choice in DECODE_TILES),
+    ]
+    return [
+        replace(case, name=f"{case.name}, blocks of {page}, tiles {choice}", block_size=page, tiles=choice)
+        for case, choice, page in tried
+    ]
 
 
 def cpu_cases() -> list[Case]:

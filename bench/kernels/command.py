@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.kernels.budget import Budget
-from bench.kernels.cases import EXPECTED_S, Case, cpu_cases, cuda_cases
+from bench.kernels.cases import EXPECTED_S, Case, cpu_cases, cuda_cases, tile_cases
 from bench.kernels.results import KernelsResult
 from bench.machine import describe_machine
 
@@ -34,6 +34,7 @@ examples:
   python -m bench kernels --quick
   python -m bench kernels --minutes 5 --json kernels.json --plot kernels.png
   python -m bench kernels --only decode --list
+  python -m bench kernels --tiles --minutes 4 --json tiles.json
 The keys of the JSON file are documented in bench/kernels/results.py, floors in bench/kernels/work.py.
 """
 
@@ -50,6 +51,7 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     add("--minutes", type=float, help=f"time for everything (5; quick: {QUICK_MINUTES})")
     add("--quick", action="store_true", help="fewer cases and samples: done in under 45 s")
+    add("--tiles", action="store_true", help="try tile shapes of the Triton kernel instead (GPU)")
     add("--only", metavar="TEXT", help="only cases whose name or kind contains this")
     add("--threads", type=int, help="cores, on a CPU (all)")
     add("--list", action="store_true", help="show cases, their work and targets; measure nothing")
@@ -69,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
         minutes = args.minutes if args.minutes is not None else QUICK_MINUTES if args.quick else 5.0
         if not minutes > 0 or (args.threads is not None and args.threads < 1):
             raise ValueError("--minutes and --threads must be positive")
-        cases = chosen(cuda_cases() if device == "cuda" else cpu_cases(), args.only)
+        if args.tiles and device != "cuda":
+            raise ValueError("--tiles: the CPU backends have no tiles to choose; it needs a CUDA device")
+        plan = tile_cases() if args.tiles else cuda_cases() if device == "cuda" else cpu_cases()
+        cases = chosen(plan, args.only)
     except ValueError as error:
         console.print(f"[red]bench kernels:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 2

@@ -44,7 +44,7 @@ def test_tests_come_before_timings_and_all_fit_into_the_time():
 
 
 def test_two_runs_fit_into_a_quarter_of_an_hour():
-    both = schedule(steps_of(OUT, 6, None, 4), 6) + schedule(steps_of(OUT, 4, "kernels", 4), 4)
+    both = schedule(steps_of(OUT, 6, None, 4), 6) + schedule(steps_of(OUT, 4, "tiles", 4), 4)
     assert sum(limit_s for _, limit_s in both) <= 11 * 60
 
 
@@ -56,7 +56,10 @@ def test_every_file_that_a_step_names_is_there():
 
 def test_steps_are_chosen_by_the_beginning_of_their_names():
     assert [step.name for step in steps_of(OUT, 6, "test", 1)] == ["test-kernels", "test-serving"]
-    with pytest.raises(ValueError, match="the steps are test-kernels, test-serving, kernels"):
+    (tiles,) = steps_of(OUT, 4, "tiles", 1)
+    assert tiles.argv[1:5] == ("-m", "bench", "kernels", "--tiles")
+    assert tiles.argv[-4:] == ("--json", "/nowhere/tiles.json", "--minutes", "{minutes}")
+    with pytest.raises(ValueError, match="the steps are test-kernels, test-serving, kernels, tiles"):
         steps_of(OUT, 6, "nonsense", 1)
 
 

@@ -247,6 +247,8 @@ def test_the_command_lists_its_cases_and_refuses_what_can_not_work(capsys: pytes
     assert "decode step 16 x 512" in capsys.readouterr().out
     assert main(["kernels", "--only", "nonsense"]) == 2
     assert "'nonsense'" in capsys.readouterr().err
+    assert main(["kernels", "--tiles", "--device", "cpu"]) == 2
+    assert "no tiles to choose" in capsys.readouterr().err
     assert main(["kernels", "--minutes", "0"]) == 2
     assert "--minutes" in capsys.readouterr().err
 

@@ -18,6 +18,7 @@ from bench.kernels.cases import (
     cpu_cases,
     cuda_cases,
     decode,
+    tile_cases,
 )
 from bench.kernels.timing import Timing
 from bench.kernels.work import (
@@ -144,6 +145,13 @@ def test_the_table_of_the_documentation_is_what_the_code_says():
             f"{case.target.first_us:g}", f"{case.target.good_us:g}",
         ]  # fmt: skip
     assert {name for name, _ in rows} == {name for name in aimed if "blocks" not in name and "splits" not in name}
+
+
+def test_tiles_are_tried_on_the_shapes_of_the_targets():
+    cases = tile_cases()
+    assert len({case.name for case in cases}) == len(cases)
+    assert [case for case in cases if isinstance(case, AttentionCase) and case.tiles and case.target] == cases
+    assert {case.tiles.for_decode for case in cases if isinstance(case, AttentionCase) and case.tiles} == {True, False}
 
 
 def test_the_split_targets_shapes_of_the_mix():
