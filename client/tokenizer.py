@@ -39,7 +39,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of plain text, with the special tokens (at most one BOS) that the model expects around it."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._ids(text, add_special_tokens)
         if (
             add_special_tokens and self._bos_id is not None and ids[:2] == [self._bos_id] * 2
         ):  # the text brought its own
@@ -55,12 +55,16 @@ class Tokenizer:
             raise PromptError("the model has no chat template; send plain text (or --raw)")
         _check_messages(messages)
         text = self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._ids(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return str(self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=True)[0])
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # a batch, even of one: only then does the library let other threads run meanwhile; and without offsets
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each id's token as the vocabulary writes it ("" for an id that it lacks)."""

@@ -18,11 +18,15 @@ MAX_LOGIT_BIAS = 1024
 """As many as the scheduler takes."""
 MAX_LOGPROBS = 20
 """As many as the scheduler takes."""
+MAX_MESSAGES = 4096
+"""And as many parts of one message."""
 MAX_CHOICES = 1024
 """Prompts × n of one request."""
 
 _ID = re.compile(r"\d{1,9}")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+"""The first that is wrong is told; to collect them all would take seconds."""
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -120,7 +124,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
 
     @property
     def for_template(self) -> dict[str, Any]:
@@ -134,7 +138,7 @@ class Message(BaseModel):
 class Conversation(Body):
     """What a chat template is rendered from."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     tools: list[dict[str, Any]] | None = Field(None, max_length=128, description="for the chat template, nothing else")
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="further variables of the chat template")
@@ -171,9 +175,9 @@ class CompletionRequest(Generation):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+        | Tokens
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
     ) = Field(description="text, several texts, token ids, or several lists of token ids")
     max_tokens: int | None = Field(None, ge=0, lt=2**31, description="0: nothing but an echo of the prompt; default 16")
     logprobs: int | None = Field(
@@ -210,4 +214,4 @@ class TokenizeChat(Conversation):
 
 class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

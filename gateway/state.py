@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,17 @@ class Gateway:
                 kind="not_found_error",
                 param="model",
                 code="model_not_found",
+            )
+
+    def check_length(self, prompt: Sequence[int], param: str) -> None:
+        """Raises ApiError(400) for a prompt that leaves no room for a token: it need not be sent to be refused."""
+        if len(prompt) >= self.max_model_len:
+            raise ApiError(
+                400,
+                f"the prompt has {len(prompt)} tokens; with at least one to generate, at most "
+                f"{self.max_model_len - 1} fit in the model's length of {self.max_model_len}",
+                param=param,
+                code="context_length_exceeded",
             )
 
 

@@ -1,4 +1,4 @@
-"""Text ↔ token ids off the event loop: one tokenizer, used in a pool of threads (it releases the GIL)."""
+"""Text ↔ token ids off the event loop: one tokenizer, used in a pool of threads (it lets others run meanwhile)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway import answers
+from gateway.body import JsonRoute
 from gateway.choice_logprobs import ChoiceLogprobs, Writer
 from gateway.errors import ApiError
 from gateway.logprobs import ChatLogprobs, TokenNames
@@ -14,7 +15,7 @@ from gateway.replies import ERRORS, ChatCompletion
 from gateway.schema import ChatCompletionRequest
 from gateway.state import Shared
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
 
 class _Chat:
@@ -50,6 +51,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     messages = [message.for_template for message in body.messages]
     prompt = await gateway.texts.encode_chat(messages, "messages", **body.template_variables)
+    gateway.check_length(prompt, "messages")
     room = max(1, gateway.max_model_len - len(prompt))
     most = body.max_completion_tokens or body.max_tokens or room
     order = answers.order_of(body, [prompt], request, prompt_param="messages", max_tokens=most)

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway import answers
+from gateway.body import JsonRoute
 from gateway.choice_logprobs import ChoiceLogprobs, Writer
 from gateway.errors import ApiError
 from gateway.logprobs import CompletionLogprobs, TokenNames
@@ -15,7 +16,7 @@ from gateway.replies import ERRORS, TextCompletion
 from gateway.schema import CompletionRequest
 from gateway.state import Shared
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for this endpoint."""
 
@@ -62,6 +63,7 @@ async def create_completion(body: CompletionRequest, request: Request, gateway: 
             prompts.append(await gateway.texts.encode(prompt, "prompt", add_special_tokens=add_special_tokens))
         else:
             prompts.append(prompt)
+        gateway.check_length(prompts[-1], "prompt")
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else await gateway.texts.decode(prompt, "prompt"))
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens

@@ -6,12 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from gateway.body import JsonRoute
 from gateway.errors import ApiError
 from gateway.replies import ERRORS, Detokenized, Tokenized
 from gateway.schema import DetokenizeRequest, TokenizeChat, TokenizeText
 from gateway.state import Shared
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 404, 413, 415)}
 
 
