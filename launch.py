@@ -12,7 +12,7 @@ from protocol import logs, runtime
 from supervisor.flags import parse
 from supervisor.fleet import Fleet
 from supervisor.front_door import FrontDoor
-from supervisor.prepare import Interrupted, StartFailed, clear_ready_file, complete, resolve_model
+from supervisor.prepare import Interrupted, StartFailed, begin_trace, clear_ready_file, complete, resolve_model
 from supervisor.processes import Commands
 from supervisor.stop_signal import StopSignal
 from supervisor.terminal import Terminal
@@ -28,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.ready_file:
             clear_ready_file(options.ready_file)
+        if options.config.trace:
+            begin_trace(options.config.trace)
         front_door = FrontDoor.open(options.config) if options.config.gateway else None
         config = complete(options.config, resolve_model(options.config, stop))
         folder = runtime.create()

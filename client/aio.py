@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -178,6 +178,20 @@ class AsyncClient:
             self._send(m.ExplainPrefix(call.query_id, packed, cache_salt))
             return cast(m.PrefixExplanation, await self._answer(call))
 
+    async def trace(self, seconds: float) -> AsyncIterator[bytes]:
+        """What happens in the server from now on, as pieces of Chrome's trace events: see `client.trace_file`.
+
+        Raises RequestRejected.
+        """
+        with self._calls.open() as call:
+            self._send(m.StartTrace(call.query_id, seconds))
+            until = self._loop.time() + seconds + self._timeout_s
+            last = False
+            while not last:
+                chunk = cast(m.TraceChunk, await self._answer(call, max(0.0, until - self._loop.time())))
+                last = chunk.last
+                yield chunk.events
+
     async def _answer(self, call: Call, timeout_s: float | None = None) -> Any:
         """The next answer of a call, from a server that is expected to take no longer than `timeout_s`."""
         try:
@@ -304,7 +318,7 @@ class AsyncClient:
                 else:
                     refusal = RequestRejected(message.code, message.message, message.param)
                     self._calls.deliver(message.request_id, refusal)
-            case m.PrefixExplanation():
+            case m.PrefixExplanation() | m.TraceChunk():
                 self._calls.deliver(message.query_id, message)
             case m.ServerInfo() | m.Status() | m.MetricsSnapshot() | m.Snapshot() | m.BlockInfo() | m.RequestTable():
                 for future in self._waiting.pop(type(message), []):

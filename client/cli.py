@@ -1,6 +1,6 @@
 """Which command is meant, and what every command has in common: how it fails.
 
-The first argument decides: `chat`, `batch` and `status` are commands, anything else belongs to a prompt. So a prompt
+The first argument decides: if it is the name of a command it is that, anything else belongs to a prompt. So a prompt
 that is just one of these words needs -p.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
-from client.commands import ask, batch, chat, status
+from client.commands import ask, batch, chat, status, trace
 from client.errors import ClientError
 
-_COMMANDS = {"chat": chat.main, "batch": batch.main, "status": status.main}
+_COMMANDS = {"chat": chat.main, "batch": batch.main, "status": status.main, "trace": trace.main}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -49,6 +49,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     start_timeout_s: float = 300.0
+    trace: str = ""
+    """File (absolute path) for a trace of the whole deployment, begun by the supervisor; empty: none is taken."""
     debug_checks: bool = False
     """Prove the scheduler's invariants after every event (slow)."""
     gateway: bool = True

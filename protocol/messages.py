@@ -204,6 +204,8 @@ class ModelRunnerOutput(_Message, tag="result", frozen=True):
     started_ns: int = 0
     """When the worker began with the plan: CLOCK_MONOTONIC of its machine, nanoseconds; 0: not told."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    kernel_calls: dict[str, int] = {}
+    """Calls of each kernel since the result before; empty unless a trace is taken."""
 
 
 class PlanRefused(_Message, tag="plan_refused", frozen=True):
@@ -224,6 +226,12 @@ class Heartbeat(_Message, tag="beat", frozen=True):
     state: str
 
 
+class CountKernels(_Message, tag="count_kernels", frozen=True):
+    """Scheduler → worker: say in each result how often each kernel ran, or stop saying it."""
+
+    on: bool
+
+
 class StopWorker(_Message, tag="stop", frozen=True):
     """Scheduler → worker: finish and exit with code 0."""
 
@@ -231,7 +239,7 @@ class StopWorker(_Message, tag="stop", frozen=True):
 
 
 WorkerToScheduler = Hello | ModelRunnerOutput | PlanRefused | Heartbeat
-SchedulerToWorker = Welcome | Refused | SchedulerOutput | StopWorker
+SchedulerToWorker = Welcome | Refused | SchedulerOutput | CountKernels | StopWorker
 
 
 # ------------------------------------------------------------------------------------------------ client plane
@@ -279,6 +287,14 @@ class ExplainPrefix(_Message, tag="explain_prefix", frozen=True):
     query_id: str
     token_ids: Int32Array
     cache_salt: str = ""
+
+
+class StartTrace(_Message, tag="start_trace", frozen=True):
+    """Client → scheduler: record what happens from now on. Answered by TraceChunks, or by Rejected with `query_id` as
+    request id."""
+
+    query_id: str
+    seconds: float
 
 
 class GetSnapshot(_Message, tag="get_snapshot", frozen=True):
@@ -578,8 +594,27 @@ class PrefixExplanation(_Message, tag="prefix_explanation", frozen=True):
     replicas: tuple[ReplicaPrefix, ...]
 
 
+class TraceChunk(_Message, tag="trace_chunk", frozen=True):
+    """Scheduler → client: what was recorded since the chunk before."""
+
+    query_id: str
+    events: bytes
+    """Chrome trace events, JSON objects with a comma and a line break behind each."""
+    last: bool
+
+
 ClientToScheduler = (
-    Submit | Attach | Abort | Describe | GetStatus | GetMetrics | ExplainPrefix | GetSnapshot | GetBlock | GetTable
+    Submit
+    | Attach
+    | Abort
+    | Describe
+    | GetStatus
+    | GetMetrics
+    | ExplainPrefix
+    | StartTrace
+    | GetSnapshot
+    | GetBlock
+    | GetTable
 )
 SchedulerToClient = (
     Accepted
@@ -591,6 +626,7 @@ SchedulerToClient = (
     | Status
     | MetricsSnapshot
     | PrefixExplanation
+    | TraceChunk
     | Snapshot
     | BlockInfo
     | RequestTable

@@ -7,6 +7,7 @@ in flight is given one. Making a plan and sending it is one action: if sending f
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable
 from typing import get_args
@@ -35,8 +36,11 @@ from scheduler.request import Request, RequestState
 from scheduler.router import Router
 from scheduler.snapshot import block_info, request_table, take_snapshot
 from scheduler.step_log import StepRecord
+from scheduler.tracing import MOST_RECORDINGS, Chunk, Recording, Tracing
 from scheduler.workers import Worker, describe, refusal
 
+MOST_TRACE_S = 600.0
+"""Longest trace that a client may ask for."""
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 
@@ -45,7 +49,8 @@ class Engine:
     """Scheduler state of the whole deployment.
 
     `hash_key`: the deployment's secret for prefix hashes (at most 64 bytes). `hold_policy`: see `planner`. `clock`:
-    seconds, the same clock as `now` of `handle`; only measures how long things take (None: they take no time).
+    seconds, the same clock as `now` of `handle`; only measures how long things take (None: they take no time). `pid`:
+    of this process, for traces.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Engine:
         now: float = 0.0,
         hold_policy: HoldPolicy | None = None,
         clock: Callable[[], float] | None = None,
+        pid: int = 0,
     ):
         self.config = config
         self.model = model
@@ -88,6 +94,7 @@ class Engine:
         self.watchers: set[bytes] = set()
         self.finished: dict[str, int] = dict.fromkeys(get_args(m.FinishReason), 0)
         """Requests that are over, by reason."""
+        self.tracing = Tracing(pid)
         self.dropped_frames = 0
         self._strange_messages = 0
         """Well-formed, but from someone who never was a worker of ours."""
@@ -110,6 +117,8 @@ class Engine:
             self._apply(event, now)
         self._tell_time(now)  # a pool may be new
         self._pump(now)
+        if self.tracing.active:
+            self._hand_over(self.tracing.due(now))
         if self.config.debug_checks:
             self.check()
         actions, self._actions = self._actions, []
@@ -133,6 +142,7 @@ class Engine:
             case e.ClientGone(identity):
                 for request in self.connections.forget(identity):
                     self._abort(request, tell=False)
+                self._forget_listener(identity)
             case e.Tick(dropped_frames):
                 self.dropped_frames = dropped_frames
                 self._look_for_silent_workers(now)
@@ -152,6 +162,8 @@ class Engine:
         plan = self.planner.make_plan(replica, self.queue, self.router, now)
         for request, reason in plan.ended:
             self._finish(request, reason)
+        for request in plan.preempted:
+            self.tracing.preempted(request, now)
         if plan.output is None:
             return False
         self._record_plan(replica, plan.output, began)
@@ -165,6 +177,7 @@ class Engine:
             request = replica.rows.requests[admitted.row]
             assert request is not None
             replica.stats.admitted(request, self.now)
+            self.tracing.admitted(request, self.now)
         step, chunks = replica.in_flight[-1], unpack(output.prefill_num_tokens)
         num_prefill_tokens = int(chunks.sum())
         replica.step_log.planned(
@@ -226,6 +239,9 @@ class Engine:
         self.workers[identity] = worker
         self.last_hello[hello.worker_id] = (hello, "ready", replica.epoch)
         self._actions.append(e.ToWorker(identity, m.Welcome(replica.index, replica.epoch, hello.num_blocks)))
+        self.tracing.worker_joined(hello, replica.epoch, now)
+        if self.tracing.active:
+            self._actions.append(e.ToWorker(identity, m.CountKernels(True)))
         self._log(logging.INFO, f"{hello.worker_id} serves replica {replica.index}, epoch {replica.epoch}")
         self._tell_watchers(m.WorkerChanged(worker.status))
         self._reject_what_never_fits()
@@ -259,14 +275,16 @@ class Engine:
         self._send_tokens(step.step, outcome, None if result.logprobs is None else Logprobs(result.logprobs))
         for request, reason, message in outcome.ended:
             self._finish(request, reason, message)
-        self._record_result(replica, result, began, len(outcome.tokens))
+        self._record_result(worker, result, began, len(outcome.tokens))
 
-    def _record_result(self, replica: Replica, result: m.ModelRunnerOutput, began: float, num_committed: int) -> None:
+    def _record_result(self, worker: Worker, result: m.ModelRunnerOutput, began: float, num_committed: int) -> None:
+        replica = self.replicas[worker.hello.replica]
         record = replica.step_log.returned(result.step, result.timings_us, result.started_ns / 1e9, began)
         assert record is not None, "its plan was recorded"
         record.num_committed = num_committed
         record.result_s = self.clock() - began
         replica.stats.step_done(record)
+        self.tracing.step_done(replica, worker.hello, record, result.kernel_calls, self.now)
 
     def _send_tokens(self, step: int, outcome: Outcome, logprobs: Logprobs | None) -> None:
         """One TokenBatch per connection. logprobs: of the places of the result."""
@@ -317,8 +335,9 @@ class Engine:
         del self.workers[worker.identity]
         worker.state = "dead"
         self.last_hello[worker.hello.worker_id] = (worker.hello, "dead", worker.epoch)
-        replica.step_log.lost()
+        void = replica.step_log.lost()
         bound = replica.lose()
+        self.tracing.worker_lost(worker.hello, reason, void, bound, self.now)
         replica.stats.recoveries += 1
         for request in bound:
             request.replica = None
@@ -403,6 +422,11 @@ class Engine:
                     self._actions.append(e.ToClient(identity, self._explain_prefix(message)))
                 except InvalidRequest as error:
                     self._reject(identity, message.query_id, error)
+            case m.StartTrace():
+                try:
+                    self._start_trace(identity, message)
+                except InvalidRequest as error:
+                    self._reject(identity, message.query_id, error)
             case m.GetMetrics():
                 self._actions.append(e.ToClient(identity, self.metrics(now)))
 
@@ -452,6 +476,7 @@ class Engine:
         connection.requests[request.handle] = request
         self.connections.finished.pop(request.request_id, None)
         self.queue.push(request)
+        self.tracing.submitted(request, self.now)
         self._actions.append(e.ToClient(identity, m.Accepted(request.request_id, request.handle, request.prompt_len)))
 
     def _explain_prefix(self, question: m.ExplainPrefix) -> m.PrefixExplanation:
@@ -550,6 +575,7 @@ class Engine:
                 pass  # the planner took it out already
         request.move(RequestState.FINISHED)
         self.finished[reason] += 1
+        self.tracing.finished(request, reason, self.now)
         if request.replica is not None:
             self.replicas[request.replica].stats.ended(request, reason, self.now)
         del self.requests[request.request_id]
@@ -594,6 +620,50 @@ class Engine:
     def _tell_watchers(self, message: m.SchedulerToSupervisor) -> None:
         for identity in self.watchers:
             self._actions.append(e.ToSupervisor(identity, message))
+
+    # ------------------------------------------------------------------------------------------------------ traces
+
+    def trace_to_file(self, now: float) -> None:
+        """Record from now on to the end, as WriteTrace actions."""
+        self._listen(Recording(None, "", math.inf), now)
+
+    def end_traces(self, now: float) -> list[e.Action]:
+        """The process is about to end: what is still to be handed over."""
+        self._hand_over(self.tracing.end_all(now))
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _start_trace(self, identity: bytes, start: m.StartTrace) -> None:
+        if not 0 < start.seconds <= MOST_TRACE_S:
+            raise InvalidRequest("invalid_request", f"seconds must be above 0, at most {MOST_TRACE_S}", "seconds")
+        if self.tracing.is_full():
+            raise InvalidRequest("overloaded", f"{MOST_RECORDINGS} traces are being taken already")
+        self._listen(Recording(identity, start.query_id, self.now + start.seconds), self.now)
+
+    def _listen(self, recording: Recording, now: float) -> None:
+        if not self.tracing.active:
+            self._have_kernels_counted(True)
+        self.tracing.start(recording, self.requests.values(), now)
+
+    def _forget_listener(self, client: bytes) -> None:
+        if self.tracing.active:
+            self.tracing.forget(client)
+            if not self.tracing.active:
+                self._have_kernels_counted(False)
+
+    def _hand_over(self, chunks: list[Chunk]) -> None:
+        for recording, events, last in chunks:
+            if recording.client is None:
+                self._actions.append(e.WriteTrace(events, last))
+            else:
+                chunk = m.TraceChunk(recording.query_id, events, last)
+                self._actions.append(e.ToClient(recording.client, chunk))
+        if chunks and not self.tracing.active:
+            self._have_kernels_counted(False)
+
+    def _have_kernels_counted(self, on: bool) -> None:
+        for worker in self.workers.values():
+            self._actions.append(e.ToWorker(worker.identity, m.CountKernels(on)))
 
     # --------------------------------------------------------------------------------------------------- inspection
 

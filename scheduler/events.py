@@ -81,8 +81,15 @@ class WriteFlightRecord(NamedTuple):
     plans: list[m.SchedulerOutput]
 
 
+class WriteTrace(NamedTuple):
+    """More of the deployment's trace file."""
+
+    events: bytes
+    last: bool
+
+
 class Exit(NamedTuple):
     """Everything is said; the process ends."""
 
 
-Action = ToWorker | ToClient | ToSupervisor | Log | WriteFlightRecord | Exit
+Action = ToWorker | ToClient | ToSupervisor | Log | WriteFlightRecord | WriteTrace | Exit

@@ -26,10 +26,12 @@ from scheduler.router import Router
 
 
 class Plan(NamedTuple):
-    """`output`: to be sent now, or None when no row runs. `ended`: requests that ended in the making."""
+    """`output`: to be sent now, or None when no row runs. `ended`: requests that ended in the making;
+    `preempted`: those that went back to the queue."""
 
     output: SchedulerOutput | None
     ended: list[tuple[Request, FinishReason]]
+    preempted: list[Request]
 
 
 class Growth(NamedTuple):
@@ -64,15 +66,15 @@ class Planner:
 
     def make_plan(self, replica: Replica, queue: RequestQueue, router: Router, now: float) -> Plan:
         """Advance `replica` by one plan; requests move between its rows and `queue`."""
-        rows, ended = replica.rows, list[tuple[Request, FinishReason]]()
+        rows, ended, preempted = replica.rows, list[tuple[Request, FinishReason]](), list[Request]()
         if not rows.num_active and not len(queue):
-            return Plan(None, ended)
+            return Plan(None, ended, preempted)
         for row in rows_at_limit(rows).tolist():
             replica.release(row).move(RequestState.DRAINING)
         active = np.nonzero(rows.active)[0]
         _drop_fronts(replica, active)
         counts, held = self._count_tokens(rows, active)
-        active, counts, preempted = _make_room(replica, queue, router, active, counts, ended)
+        active, counts = _make_room(replica, queue, router, active, counts, ended, preempted)
         growth = _grow(replica, active, counts)
         ran = np.zeros(rows.num_rows, dtype=np.int64)
         ran[active] = counts
@@ -80,9 +82,9 @@ class Planner:
         publish_rows(replica, active)
         admitted = [] if preempted else list(self._admit(replica, queue, router, ran, ended))
         if not ran.any():
-            return Plan(None, ended)
+            return Plan(None, ended, preempted)
         held = held[rows.active[held]]
-        return Plan(self._issue(replica, growth, admitted, ran, held, now), ended)
+        return Plan(self._issue(replica, growth, admitted, ran, held, now), ended, preempted)
 
     # ------------------------------------------------------------------------------------------------ running rows
 
@@ -252,13 +254,14 @@ def _make_room(
     active: I64,
     counts: I64,
     ended: list[tuple[Request, FinishReason]],
-) -> tuple[I64, I64, bool]:
-    """Preempt the latest of the running until the needs of the others fit; returns who is left, and whether any went.
+    preempted: list[Request],
+) -> tuple[I64, I64]:
+    """Preempt the latest of the running until the needs of the others fit; returns who is left.
 
     A row that runs alone shrinks its chunk instead; if not even one token fits, it moves to a replica with a larger
     pool, or, if there is none, ends with kv_capacity once its tokens in flight have arrived.
     """
-    rows, size, preempted = replica.rows, replica.block_size, False
+    rows, size = replica.rows, replica.block_size
     groups, pool = replica.manager.num_groups, replica.manager.pool
     while len(active):
         new = np.maximum(0, -(-(rows.planned[active] + counts) // size) - rows.num_blocks[active])
@@ -274,7 +277,8 @@ def _make_room(
                     request.move(RequestState.WAITING)
                     queue.push(request)
                     replica.stats.preemptions += 1
-                    return active[:0], counts[:0], True
+                    preempted.append(request)
+                    return active[:0], counts[:0]
                 request.move(RequestState.DRAINING)
                 request.void_reason = "kv_capacity"
                 if not request.in_flight:
@@ -286,9 +290,9 @@ def _make_room(
         victim.move(RequestState.WAITING)
         queue.push(victim)
         replica.stats.preemptions += 1
-        preempted = True
+        preempted.append(victim)
         active, counts = np.delete(active, place), np.delete(counts, place)
-    return active, counts, preempted
+    return active, counts
 
 
 def _grow(replica: Replica, active: I64, counts: I64) -> Growth:

@@ -22,6 +22,7 @@ from protocol.sockets import bind_router
 from scheduler import events as e
 from scheduler.engine import Engine
 from scheduler.outbox import Outbox
+from scheduler.trace_file import TraceFile
 
 MOST_FRAMES_PER_TURN = 512
 """Frames taken from one socket before the others get their turn."""
@@ -50,7 +51,11 @@ class Server:
             hash_key=secrets.token_bytes(32),
             now=time.monotonic(),
             clock=time.monotonic,
+            pid=os.getpid(),
         )
+        self.trace = TraceFile(Path(config.trace)) if config.trace else None
+        if self.trace:
+            self.engine.trace_to_file(time.monotonic())
         self.outbox = Outbox()
         self.dropped_frames = 0
         self.running = True
@@ -86,6 +91,7 @@ class Server:
                 while events:
                     events = self._perform(self.engine.handle_all(events, time.monotonic()))
         finally:
+            self._perform(self.engine.end_traces(time.monotonic()))
             self.close()
 
     def close(self) -> None:
@@ -129,6 +135,8 @@ class Server:
                     _LOG.log(level, text)
                 case e.WriteFlightRecord():
                     self._write_flight_record(action)
+                case e.WriteTrace(events, last):
+                    self._write_trace(events, last)
                 case e.Exit():
                     self.running = False
         return failures
@@ -175,6 +183,15 @@ class Server:
         except zmq.ZMQError as error:
             return error
         return None
+
+    def _write_trace(self, events: bytes, last: bool) -> None:
+        if self.trace is None:
+            return
+        try:
+            self.trace.write(events, last)
+        except OSError as error:
+            self.trace = None
+            _LOG.error("the trace ends here: %s cannot be written: %s", self.config.trace, error.strerror)
 
     def _write_flight_record(self, record: e.WriteFlightRecord) -> None:
         path = self.runtime / f"flight-replica{record.replica}-epoch{record.epoch}.json"

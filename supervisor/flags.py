@@ -29,6 +29,8 @@ def parse(arguments: list[str] | None = None) -> Options:
     given = vars(parser.parse_args(arguments))
     file: Path | None = given.pop("config", None)
     ready_file: Path | None = given.pop("ready_file", None)
+    if trace := given.pop("trace", None):
+        given["trace"] = str(trace.absolute())
     try:
         config = EngineConfig.from_toml(file, given) if file else EngineConfig.from_dict(given)
     except ConfigError as error:
@@ -127,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="JSON with endpoints and pids, written when requests can be served",
+    )
+    other.add_argument(
+        "--trace", type=Path, metavar="FILE", help="trace of every step and request, for Perfetto; written as it grows"
     )
     choice(other, "--log-level", ("info", "debug", "warning", "error"), "how much is logged")
     return parser

@@ -44,6 +44,14 @@ def clear_ready_file(path: Path) -> None:
         raise StartFailed(f"--ready-file {path} cannot be written: {error.strerror}") from None
 
 
+def begin_trace(path: str) -> None:
+    """Begin the trace file, instead of an old one. Raises StartFailed if it cannot be written."""
+    try:
+        Path(path).write_bytes(b"[\n")
+    except OSError as error:
+        raise StartFailed(f"--trace {path} cannot be written: {error.strerror}") from None
+
+
 def resolve_model(config: EngineConfig, stop: StopSignal) -> Path:
     """The model's folder, fetched or converted first where need be (progress bars on stderr).
 

@@ -16,6 +16,7 @@ from protocol.runtime import Endpoints
 from protocol.sockets import connect_dealer, fresh_identity
 from worker.batch import DigestMismatch, PlanError
 from worker.heartbeat import HeartbeatThread
+from worker.kernel_calls import KernelCalls
 from worker.runner import ModelRunner, StartError
 
 _LOG = logging.getLogger("worker")
@@ -49,6 +50,7 @@ class Worker:
             self._context, endpoints.worker, worker_id, incarnation, config.heartbeat_interval_s
         )
         self._diverged = False
+        self._kernel_calls = KernelCalls()
 
     def run(self) -> None:
         """Serve until told to stop. Raises StartError when the scheduler refuses this worker or does not answer."""
@@ -93,7 +95,13 @@ class Worker:
     def _handle(self, message: m.SchedulerToWorker) -> None:
         match message:
             case m.SchedulerOutput():
-                self._socket.send(codec.encode(self._run_plan(message)))
+                answer = self._run_plan(message)
+                self._socket.send(codec.encode(self._kernel_calls.add_to(answer, self.runner.backend)))
+            case m.CountKernels(on):
+                if on:
+                    self._kernel_calls.start(self.runner.backend)
+                else:
+                    self._kernel_calls.stop()
             case m.Welcome(replica, epoch, _):
                 self.runner.start_epoch(epoch)
                 self._diverged = False

@@ -56,7 +56,7 @@ def hello_of(worker: SimulatedWorker, **changes: Any) -> m.Hello:
         "replica": worker.replica,
         "rank": 0,
         "tp_size": 1,
-        "pid": 1,
+        "pid": 1 + worker.replica,
         "model_fingerprint": scenario.model.fingerprint,
         "block_size": scenario.config.block_size,
         "groups": scenario.model.cache_groups,

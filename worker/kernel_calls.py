@@ -1,0 +1,35 @@
+"""How often each kernel ran in a step: proof that it was executed, told only while a trace is taken."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from kernels.backend import AttentionBackend
+from protocol.messages import ModelRunnerOutput
+
+_Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+class KernelCalls:
+    """Off until `start`."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] | None = None
+
+    def start(self, backend: AttentionBackend) -> None:
+        """Count from now on."""
+        self._before = dict(backend.counters)
+
+    def stop(self) -> None:
+        self._before = None
+
+    def add_to(self, message: _Message, backend: AttentionBackend) -> _Message:
+        """The message; a result with the calls since the one before, if they are counted."""
+        if self._before is None or not isinstance(message, ModelRunnerOutput):
+            return message
+        now = dict(backend.counters)
+        calls = {name: count - self._before.get(name, 0) for name, count in now.items()}
+        self._before = now
+        return msgspec.structs.replace(message, kernel_calls={name: count for name, count in calls.items() if count})
