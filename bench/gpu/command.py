@@ -32,7 +32,7 @@ TEST_PROCESSES = 6
 
 EXAMPLES = """\
 examples:
-  python -m bench gpu --minutes 6 --out results/gpu
+  python -m bench gpu --minutes 8 --out results/gpu
   python -m bench gpu --minutes 4 --only tiles --out results/gpu-2
   python -m bench gpu --dry-run
 The keys of summary.json are documented in bench/gpu/report.py, those of kernels.json in bench/kernels/results.py.
@@ -48,7 +48,7 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=6.0, help="time for everything (%(default)s)")
+    add("--minutes", type=float, default=8.0, help="time for everything (%(default)s)")
     add("--out", type=Path, default=Path("results/gpu"), metavar="DIR", help="folder of all files (%(default)s)")
     add("--only", metavar="STEP", help="only steps whose name begins so")
     add("--wheels", type=Path, metavar="DIR", help="install these wheels first, for this run only")

@@ -54,7 +54,7 @@ def steps_of(out: Path, minutes: float, only: str | None, parallel: int) -> list
         "--minutes", "{minutes}",
     )  # fmt: skip
     steps = [
-        tests("test-kernels", (*KERNEL_MODULES, "numba"), 0.35, "tests/kernels", "tests/gpu/test_kernels.py"),
+        tests("test-kernels", (*KERNEL_MODULES, "numba"), 0.3, "tests/kernels", "tests/gpu/test_kernels.py"),
         tests(
             "test-serving", (*KERNEL_MODULES, *WORKER_MODULES, *DEPLOYMENT_MODULES), 0.4, "tests/gpu/test_deployment.py"
         ),

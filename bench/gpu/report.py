@@ -22,6 +22,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+LAST_LINES = 90
+"""Of a log that are shown."""
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -84,7 +87,7 @@ def print_report(report: GpuReport, out: Path, console: Console) -> None:
         if step.left_out is None and log.exists() and (not step.ok or step.name in ("kernels", "tiles")):
             lines = log.read_text(errors="replace").splitlines()
             console.rule(step.name)
-            console.print("\n".join(lines[-60:]), markup=False, highlight=False, soft_wrap=True)
+            console.print("\n".join(lines[-LAST_LINES:]), markup=False, highlight=False, soft_wrap=True)
     table = Table(title=f"GPU run of {report.minutes:g} minutes; files in {out}")
     for name in ("step", "result", "tests", "s", "limit, s"):
         table.add_column(name, justify="left" if name in ("step", "result") else "right")

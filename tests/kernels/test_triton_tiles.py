@@ -18,9 +18,7 @@ LENGTHS = [(1, 1), (1, 65), (1, 200), (3, 130), (70, 150)]
 """(query tokens, tokens visible): decode, chunks."""
 
 
-@pytest.mark.parametrize(
-    "choice", [TileChoice(16, 16, 4, 4), TileChoice(32, 128, 8, 2), TileChoice(128, 32, 8, 3)], ids=str
-)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_chosen_tiles_compute_the_same(choice: TileChoice, block_size: int) -> None:
     world = make_world([n for _, n in LENGTHS], heads=(6, 2), head_dim=64, block_size=block_size, dtype=torch.float32)
