@@ -27,8 +27,6 @@ from bench.gpu.running import run_limited
 from bench.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[2]
-TEST_PROCESSES = 6
-"""Of pytest-xdist: tests wait for compilers more than for the GPU."""
 
 EXAMPLES = """\
 examples:
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             out = args.out.resolve()
             minutes, only = (0.75, "kernels") if args.quick else (args.minutes, args.only)
             xdist = not missing_modules(("xdist",), site)
-            steps = steps_of(out, minutes, only, min(TEST_PROCESSES, os.cpu_count() or 1) if xdist else 1)
+            steps = steps_of(out, minutes, only, (os.cpu_count() or 1) if xdist else 1)
         except (ValueError, CannotInstall) as error:
             return _refuse(console, str(error))
         if args.dry_run:

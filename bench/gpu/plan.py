@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 KERNEL_MODULES = ("torch", "triton", "numpy", "rich")
@@ -38,26 +38,25 @@ class Step:
 def steps_of(out: Path, minutes: float, only: str | None, parallel: int) -> list[Step]:
     """`tiles`, which tries tile shapes, runs only if asked for by name.
 
-    parallel: processes for the tests, which mostly wait for compilers; 1: pytest-xdist is not there.
+    parallel: cores for the tests, which mostly wait for compilers; 1: pytest-xdist is not there.
 
     Raises ValueError if `only` names no step.
     """
     pytest = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short")
-    spread = ("-n", str(parallel)) if parallel > 1 else ()
 
-    def tests(name: str, needs: tuple[str, ...], share: float, *files: str) -> Step:
+    def tests(name: str, needs: tuple[str, ...], share: float, processes: int, *files: str) -> Step:
         report = f"--junitxml={out / f'{name}.xml'}"
+        spread = ("-n", str(min(processes, parallel))) if parallel > 1 else ()
         return Step(name, (*pytest, *spread, report, *files), share, (*TEST_MODULES, *needs), f"{name}.log")
 
     timings = (
         sys.executable, "-m", "bench", "kernels", "--device", "cuda", "--json", str(out / "kernels.json"),
         "--minutes", "{minutes}",
     )  # fmt: skip
+    serving = (*KERNEL_MODULES, *WORKER_MODULES, *DEPLOYMENT_MODULES)
     steps = [
-        tests("test-kernels", (*KERNEL_MODULES, "numba"), 0.3, "tests/kernels", "tests/gpu/test_kernels.py"),
-        tests(
-            "test-serving", (*KERNEL_MODULES, *WORKER_MODULES, *DEPLOYMENT_MODULES), 0.4, "tests/gpu/test_deployment.py"
-        ),
+        tests("test-kernels", (*KERNEL_MODULES, "numba"), 0.3, 12, "tests/kernels", "tests/gpu/test_kernels.py"),
+        tests("test-serving", serving, 0.4, 5, "tests/gpu/test_deployment.py"),
         Step("kernels", timings, 1.0, KERNEL_MODULES, "kernels.log"),
     ]
     tiles = Step("tiles", (*timings[:4], "--tiles", *timings[4:-3], str(out / "tiles.json"), *timings[-2:]), 1.0,
@@ -67,7 +66,7 @@ def steps_of(out: Path, minutes: float, only: str | None, parallel: int) -> list
     chosen = [step for step in steps if only is None or step.name.startswith(only)]
     if not chosen:
         raise ValueError(f"--only {only}: the steps are {', '.join(step.name for step in (*steps, tiles))}")
-    return chosen
+    return [*chosen[:-1], replace(chosen[-1], share=1.0)]
 
 
 def argv_within(step: Step, limit_s: float) -> list[str]:

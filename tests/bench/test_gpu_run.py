@@ -59,6 +59,7 @@ def test_steps_are_chosen_by_the_beginning_of_their_names():
     (tiles,) = steps_of(OUT, 4, "tiles", 1)
     assert tiles.argv[1:5] == ("-m", "bench", "kernels", "--tiles")
     assert tiles.argv[-4:] == ("--json", "/nowhere/tiles.json", "--minutes", "{minutes}")
+    assert [step.share for step in steps_of(OUT, 6, "test", 1)][-1] == 1.0, "the last has all the time that is left"
     with pytest.raises(ValueError, match="the steps are test-kernels, test-serving, kernels, tiles"):
         steps_of(OUT, 6, "nonsense", 1)
 
