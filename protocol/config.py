@@ -24,6 +24,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
+    """auto: that of `dtype`."""
     block_size: int = 16
     kv_memory: str = "auto"
     """Bytes of KV memory per worker, with an optional unit (512MiB, 2G); auto: from what is free."""

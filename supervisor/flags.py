@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     http.add_argument("--no-gateway", dest="gateway", action="store_false", help="no HTTP API")
 
     cache = parser.add_argument_group("KV cache")
+    choice(cache, "--kv-cache-dtype", ("auto", "fp8_e4m3", "int8"), "one byte a number instead of --dtype")
     cache.add_argument("--block-size", type=int, metavar="N", help=f"tokens in a block (default: {default.block_size})")
     cache.add_argument(
         "--kv-memory", metavar="SIZE", help="per worker, for example 512MiB or 2G (default: from what is free)"

@@ -16,6 +16,9 @@ from torch import Tensor
 from protocol.config import EngineConfig, parse_bytes
 from protocol.messages import KVCacheGroupSpec
 
+LayerScales = tuple[Tensor, Tensor]
+"""What K and V of a quantised layer are multiplied by, each float32 [num_kv_heads]."""
+
 _LOG = logging.getLogger("worker")
 
 AUTO_SHARE = 0.4
@@ -41,7 +44,9 @@ class KVCache:
         num_blocks: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: list[LayerScales] | None = None,
     ):
+        """dtype: of the cache; scales: per layer, of a quantised one."""
         self.num_blocks = num_blocks
         self.memory_id = secrets.token_hex(8)
         shape = (num_blocks, groups[0].num_kv_heads, block_size, groups[0].head_dim)
@@ -51,10 +56,11 @@ class KVCache:
             (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
             for _ in range(depth)
         ]
-        layers: dict[int, tuple[Tensor, Tensor]] = {}
+        layers: dict[int, tuple[Tensor, ...]] = {}
         for group in groups:
             layers.update(zip(group.layer_ids, shared, strict=False))
-        self.layers = [layers[layer] for layer in sorted(layers)]
+        self.layers = [layers[layer] + (scales[layer] if scales else ()) for layer in sorted(layers)]
+        """What the model is given: K and V of each layer, and their scales if they are quantised."""
         self.tensors = [tensor for pair in shared for tensor in pair]
         """Every tensor once, for whole-block copies."""
 

@@ -20,6 +20,7 @@ from protocol.model_config import ModelConfig
 from worker.batch import InputBatch, PromptPart, StepInputs
 from worker.device_table import DeviceTable
 from worker.kv_cache import KVCache, blocks_that_fit
+from worker.kv_scales import KV_DTYPES, find_scales
 from worker.logit_rules import LogitRules
 from worker.logprobs import logprobs_of
 from worker.metadata import build_metadata
@@ -66,6 +67,7 @@ class ModelRunner:
         self.model_config = ModelConfig.from_folder(config.model)
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype)
+        self.kv_dtype = KV_DTYPES[config.kv_cache_dtype]
         groups = self.model_config.cache_groups
         windows = self.model_config.windows
         self.selection = select_backend(
@@ -75,6 +77,7 @@ class ModelRunner:
             head_dim=self.model_config.head_dim,
             block_size=config.block_size,
             window=max(windows) or None,
+            kv_dtype=self.kv_dtype,
             num_threads=num_threads,
         )
         _LOG.info("%s", self.selection.reason)
@@ -89,8 +92,10 @@ class ModelRunner:
         self.model = build_model(
             self.model_config, weights, self.dtype, self.device, max_positions=config.max_model_len
         )
-        num_blocks = blocks_that_fit(config, groups, self.dtype, self.device)
-        self.cache = KVCache(groups, config.block_size, num_blocks, self.dtype, self.device)
+        scales = find_scales(self.model, self.kv_dtype, config.max_model_len) if self.kv_dtype else None
+        cache_dtype = self.kv_dtype or self.dtype
+        num_blocks = blocks_that_fit(config, groups, cache_dtype, self.device)
+        self.cache = KVCache(groups, config.block_size, num_blocks, cache_dtype, self.device, scales)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, windows, config.block_size)
         self.rules = LogitRules()
         self.tables = [DeviceTable(table, self.device) for table in self.batch.tables]
@@ -191,6 +196,7 @@ class ModelRunner:
                 block_size=self.config.block_size,
                 dtype=self.dtype,
                 window=window or None,
+                kv_dtype=self.kv_dtype,
             )
         usable = (self.cache.num_blocks - 1) * self.config.block_size
         longest = min(self.config.max_num_batched_tokens, self.config.max_model_len, usable)

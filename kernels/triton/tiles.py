@@ -47,8 +47,8 @@ def pick_tiles(
     while rows < group_size:
         rows *= 2
     if kv_bytes == 4:  # no tensor cores: products are multiplied and added one by one, out of registers
-        tile = 32 if head_dim <= 64 else 16
-        return Tiles(rows, tile, page % tile == 0, num_warps=4, num_stages=3)
+        tile, warps = (32, 8) if head_dim <= 64 else (16, 4)
+        return Tiles(rows, tile, page % tile == 0, warps, num_stages=3)
     prefill = kind is not Kind.DECODE
     if prefill:
         rows = max(rows, 64)

@@ -27,7 +27,8 @@ from worker.weights import WeightSource
 _WIDENING_SHARE = 0.1
 """Second copies of weights may take this share of the memory that is free when the model is loaded."""
 
-KVCache = tuple[Tensor, Tensor]  # K and V of one layer, each [num_blocks, Hkv, block_size, D]
+KVCache = tuple[Tensor, ...]
+"""K and V of one layer, each [num_blocks, Hkv, block_size, D]; if quantised, their scales, each float32 [Hkv]."""
 
 
 class LlamaModel:
@@ -105,8 +106,8 @@ class LlamaModel:
             raise ValueError(f"positions must be contiguous int64 like input_ids, not {positions.dtype}")
         residual = functional.embedding(input_ids, self.embedding).float()  # [T, H]
         update: Tensor | None = None
-        for layer, (k_cache, v_cache), layer_metadata in zip(self.layers, kv_caches, metadata, strict=True):
-            update = layer.forward(residual, update, positions, k_cache, v_cache, layer_metadata, backend)
+        for layer, kv_cache, layer_metadata in zip(self.layers, kv_caches, metadata, strict=True):
+            update = layer.forward(residual, update, positions, kv_cache, layer_metadata, backend)
         return self.ops.add_norm(residual, update, self.norm, self.config.rms_norm_eps).clone()
 
     @torch.inference_mode()
@@ -164,14 +165,13 @@ class DecoderLayer:
         residual: Tensor,
         update: Tensor | None,
         positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
         backend: AttentionBackend,
     ) -> Tensor:
         """residual float32 [T, H], still without the `update` [T, H] of the layer before → this layer's update."""
         hidden = self.ops.add_norm(residual, update, self.attention_norm, self.eps)
-        attended = self._attend(hidden, positions, k_cache, v_cache, metadata, backend)
+        attended = self._attend(hidden, positions, kv_cache, metadata, backend)
         hidden = self.ops.add_norm(residual, self.output(attended), self.mlp_norm, self.eps)
         return self.down(self.ops.silu_and_mul(self.gate_up(hidden)))
 
@@ -179,8 +179,7 @@ class DecoderLayer:
         self,
         hidden: Tensor,
         positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
         backend: AttentionBackend,
     ) -> Tensor:
@@ -193,7 +192,12 @@ class DecoderLayer:
         self.ops.rotate(qkv, num_heads + num_kv_heads, positions, self.rope)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
-        backend.write_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
+        k_cache, v_cache, *scales = kv_cache
+        k_scale, v_scale = scales or (None, None)
+        backend.write_kv(k, v, k_cache, v_cache, metadata.slot_mapping, k_scale, v_scale)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        backend.paged_attention(q, k_cache, v_cache, metadata, scale=self.scale, window=self.window, out=out)
+        backend.paged_attention(
+            q, k_cache, v_cache, metadata,
+            scale=self.scale, window=self.window, k_scale=k_scale, v_scale=v_scale, out=out,
+        )  # fmt: skip
         return out.view(out.shape[0], -1)
