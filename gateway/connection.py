@@ -35,8 +35,8 @@ def prepare(listener: socket.socket) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
-        ("TCP_KEEPIDLE", UNREAD_TIMEOUT_S // 2),
-        ("TCP_KEEPINTVL", UNREAD_TIMEOUT_S // 6),
+        ("TCP_KEEPIDLE", max(1, UNREAD_TIMEOUT_S // 2)),
+        ("TCP_KEEPINTVL", max(1, UNREAD_TIMEOUT_S // 6)),
         ("TCP_KEEPCNT", 3),
         ("TCP_USER_TIMEOUT", UNREAD_TIMEOUT_S * 1000),
     ):

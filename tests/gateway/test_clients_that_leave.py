@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from gateway import connection
 from protocol import messages as m
 from tests.chaos.raw import Peer, submit
 from tests.client.scripted_server import ScriptedServer
@@ -175,6 +176,23 @@ def test_a_client_that_does_not_read_holds_up_nobody_costs_little_and_loses_noth
     for i, parts in enumerate(by_choice):
         assert [token for part in parts for token in part["token_ids"]] == whole.choices[i]["token_ids"]
         assert "".join(part["text"] for part in parts) == whole.choices[i]["text"]
+
+
+def test_a_client_that_reads_nothing_for_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request runs on, and its connection stands: only the kernel can tell that nothing is taken."""
+    monkeypatch.setattr(connection, "UNREAD_TIMEOUT_S", 1)
+
+    def says_much(server: ScriptedServer, identity: bytes, message: m.ClientToScheduler) -> bool:
+        if isinstance(message, m.Submit):
+            server.accept(identity, message)
+            for first in range(0, 20_000, 10):
+                server.tokens(message.request_id, first, [97] * 10)
+        return isinstance(message, m.Submit | m.Attach)
+
+    with serve(tmp_path, says_much) as (url, server), connect(url, receive_buffer=4096) as client:
+        body = {"prompt": "abc", "max_tokens": 30_000, "stream": True, "return_token_ids": True, "n": 4}
+        client.sendall(request(TEXT, body))
+        server.wait_for(m.Abort, 4, timeout_s=30)
 
 
 @pytest.mark.parametrize("count", [1, 3])
