@@ -22,7 +22,8 @@ from gateway.logprobs import TokenNames, joined
 from gateway.schema import MAX_CHOICES, Generation, StreamOptions
 from gateway.sse import DONE, EventStream, while_connected
 from gateway.state import Gateway
-from protocol.messages import SamplingParams
+from gateway.structured import shape_of
+from protocol.messages import SamplingParams, StructuredOutputsParams
 
 encode = msgspec.json.encode
 
@@ -63,6 +64,15 @@ def check(gateway: Gateway, body: Generation) -> None:
         raise ApiError(400, "prompt_logprobs are not told in a stream", param="prompt_logprobs")
 
 
+async def checked_shape(gateway: Gateway, body: Generation) -> StructuredOutputsParams | None:
+    """The shape the output must have, if any. Raises ApiError when it cannot be had."""
+    asked = shape_of(body)
+    if asked is None:
+        return None
+    await gateway.grammars.check(*asked)
+    return asked.params
+
+
 def order_of(
     body: Generation,
     prompts: Sequence[list[int]],
@@ -70,6 +80,7 @@ def order_of(
     *,
     prompt_param: str,
     max_tokens: int,
+    shape: StructuredOutputsParams | None,
     echo: bool = False,
 ) -> Order:
     """What the body asks for; max_tokens 0: nothing but the prompt. Raises ApiError when it is too much at once."""
@@ -98,6 +109,7 @@ def order_of(
         logit_bias=body.biases,
         logprobs=body.num_logprobs,
         prompt_logprobs=max(of_prompt, default=None),
+        structured_outputs=shape,
     )
     return Order(
         request.state.request_id,

@@ -20,11 +20,6 @@ class Unsupported(BaseModel):
     """Mixed into the request models. Support for a parameter begins with its removal from here."""
 
     length_penalty: Any = _only(1)
-    response_format: Any = _only({"type": "text"})
-    structured_outputs: Any = _only()
-    guided_json: Any = _only()
-    guided_regex: Any = _only()
-    guided_choice: Any = _only()
     guided_grammar: Any = _only()
     tool_choice: Any = _only("none", "auto")
     functions: Any = _only([])

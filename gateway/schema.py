@@ -42,6 +42,35 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="no effect")
 
 
+class JsonSchema(Body):
+    """OpenAI's wrapping of a schema."""
+
+    name: str | None = Field(None, description="no effect")
+    description: str | None = Field(None, description="no effect")
+    schema_: dict[str, Any] | bool = Field(alias="schema", description="the JSON schema")
+    strict: bool | None = Field(None, description="no effect: an output always follows the schema")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = Field(None, description="with type json_schema")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with type json_schema")
+        return self
+
+
+class StructuredOutputs(Body):
+    """vLLM's; exactly one of them."""
+
+    json_: dict[str, Any] | bool | str | None = Field(None, alias="json", description="a JSON schema, also as text")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1)
+    json_object: bool | None = None
+
+
 class Generation(Body, Unsupported):
     """What chat and completions have in common."""
 
@@ -68,6 +97,11 @@ class Generation(Body, Unsupported):
         None, ge=0, le=MAX_LOGPROBS, description="of each prompt token and so many likeliest ones; not in a stream"
     )
     return_tokens_as_token_ids: bool | None = Field(None, description='logprobs name tokens like "token_id:5"')
+    response_format: ResponseFormat | None = Field(None, description="the shape that the output must have")
+    structured_outputs: StructuredOutputs | None = Field(None, description="the same, as vLLM names it")
+    guided_json: dict[str, Any] | bool | str | None = Field(None, description="vLLM's older structured_outputs.json")
+    guided_regex: str | None = Field(None, description="vLLM's older structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, min_length=1, description="vLLM's older structured_outputs.choice")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower runs first")

@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.errors import ApiError
+from gateway.grammars import Grammars
 from gateway.metrics import Metrics
 from gateway.page.feed import Feed
 from gateway.page.guard import Guard
@@ -33,6 +34,7 @@ class Gateway:
         self.feed = Feed(self.upstream)
         self.guard = Guard(config)
         self.texts = Texts(Path(config.model))
+        self.grammars = Grammars(Path(config.model), self.model.vocab_size, self.model.eos_token_ids)
         self.metrics = Metrics(config.model_name)
 
     async def __aenter__(self) -> Gateway:
@@ -44,6 +46,7 @@ class Gateway:
         self._watching.cancel()
         await self.upstream.close()
         self.texts.close()
+        self.grammars.close()
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError(404) for a model that is not the one served. None: whatever is."""

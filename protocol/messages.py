@@ -31,6 +31,20 @@ class _Message(msgspec.Struct, array_like=True, frozen=True):
 # ------------------------------------------------------------------------------------------------ shared parts
 
 
+class StructuredOutputsParams(msgspec.Struct, array_like=True, frozen=True):
+    """The shape that an output must have; exactly one field is set. What fits no shape, or is too complex, is told by
+    `protocol.grammar`."""
+
+    json: str | None = None
+    """A JSON schema, as JSON."""
+    regex: str | None = None
+    """Of the whole output, in Rust's syntax."""
+    choice: tuple[str, ...] = ()
+    """The output is one of these."""
+    json_object: bool = False
+    """Any JSON object."""
+
+
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
     """How one request's tokens are drawn and when it ends. Checked by the scheduler at submit."""
 
@@ -60,6 +74,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
     """Log-probabilities with each output token: its own and those of so many most probable ones (0: its own alone)."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt but the first."""
+    structured_outputs: StructuredOutputsParams | None = None
 
 
 class KVCacheGroupSpec(msgspec.Struct, array_like=True, frozen=True):
@@ -195,7 +210,7 @@ class ModelRunnerOutput(_Message, tag="result", frozen=True):
     epoch: int
     step: int
     tokens: Int32Array
-    """One per sampling row of that plan, rows ascending; -1: this row failed (NaN logits)."""
+    """One per sampling row of that plan, rows ascending; -1: this row failed (NaN logits); -2: its grammar failed."""
     digest: int
     timings_us: Int32Array
     """[apply, commit, forward, sample, idle before] in microseconds."""

@@ -7,12 +7,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.messages import RejectCode, SamplingParams
+from protocol.messages import RejectCode, SamplingParams, StructuredOutputsParams
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_STOP_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 65536
 
 
 class InvalidRequest(ValueError):
@@ -91,6 +92,21 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         ),
         ("logit_bias", all(-100 <= value <= 100 for value in bias.values()), "must have values in [-100, 100]"),
     )
+    if params.structured_outputs is not None:
+        _check_structured_outputs(params.structured_outputs)
     for name, holds, rule in rules:
         if not holds:
             raise InvalidRequest("invalid_request", f"{name} {rule}, got {getattr(params, name)}", name)
+
+
+def _check_structured_outputs(shape: StructuredOutputsParams) -> None:
+    """Only what every step would suffer from; whether it is a grammar at all, worker and gateway find out."""
+    set_fields = [shape.json is not None, shape.regex is not None, bool(shape.choice), shape.json_object]
+    if sum(set_fields) != 1:
+        raise InvalidRequest(
+            "invalid_request", "one of json, regex, choice and json_object must be set", "structured_outputs"
+        )
+    if len(shape.json or "") + len(shape.regex or "") + sum(map(len, shape.choice)) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(
+            "invalid_request", f"a grammar may have at most {MAX_GRAMMAR_CHARS} characters", "structured_outputs"
+        )

@@ -15,6 +15,8 @@ from scheduler.replica import Replica, Step, publish_rows
 from scheduler.request import Request
 
 NAN_MESSAGE = "the model produced no valid logits (NaN) for this request"
+GRAMMAR_MESSAGE = "the grammar of structured_outputs cannot be compiled, or became too complex"
+GRAMMAR_FAILED = -2
 
 
 class Outcome(NamedTuple):
@@ -33,7 +35,7 @@ def commit(replica: Replica, step: Step, tokens: NDArray[np.int32], now: float) 
     """Apply the result of `step`. A token counts only for the admission that caused it and only if its index is the
     request's committed length; whoever ended or moved meanwhile loses it.
 
-    tokens: int32 [number of sampling rows]; -1 marks a row that failed. The caller has checked the length.
+    tokens: int32 [number of sampling rows]; a negative one marks a row that failed. The caller has checked the length.
     """
     rows = replica.rows
     bound = rows.binding[step.rows] == step.binding
@@ -51,10 +53,10 @@ def commit(replica: Replica, step: Step, tokens: NDArray[np.int32], now: float) 
     ended: list[tuple[Request, FinishReason, str]] = []
     for place in np.nonzero(stopped | full)[0].tolist():
         ended.append((_end(replica, int(row[place])), "stop" if stopped[place] else "length", ""))
-    for failed in step.rows[bound & (tokens < 0)].tolist():
-        request = _end(replica, failed)
+    for place in np.nonzero(bound & (tokens < 0))[0].tolist():
+        request = _end(replica, int(step.rows[place]))
         replica.manager.unpublish(request)
-        ended.append((request, "error", NAN_MESSAGE))
+        ended.append((request, "error", _failure(int(tokens[place]))))
     late: list[tuple[int, int, int, int, int]] = []
     for place in np.nonzero(~bound)[0].tolist():
         _commit_late(replica, step, place, int(tokens[place]), now, late, ended)
@@ -69,6 +71,11 @@ def _end(replica: Replica, row: int) -> Request:
     request = replica.release(row)
     replica.loose.pop(request.binding, None)
     return request
+
+
+def _failure(token: int) -> str:
+    """Why a row failed, by the negative token of its result."""
+    return GRAMMAR_MESSAGE if token == GRAMMAR_FAILED else NAN_MESSAGE
 
 
 def _commit_late(
@@ -94,7 +101,7 @@ def _commit_late(
     message = ""
     if token < 0:
         replica.manager.unpublish(request)
-        reason, message = "error", NAN_MESSAGE
+        reason, message = "error", _failure(token)
     else:
         request.append_late(token)
         replica.stats.generated_tokens += 1

@@ -19,6 +19,7 @@ from protocol.messages import LogprobsLists, ModelRunnerOutput, PromptLogprobs, 
 from protocol.model_config import ModelConfig
 from worker.batch import InputBatch, PromptPart, StepInputs
 from worker.device_table import DeviceTable
+from worker.guided import Guides
 from worker.kv_cache import KVCache, blocks_that_fit
 from worker.kv_scales import KV_DTYPES, find_scales
 from worker.logit_rules import LogitRules
@@ -97,7 +98,8 @@ class ModelRunner:
         num_blocks = blocks_that_fit(config, groups, cache_dtype, self.device)
         self.cache = KVCache(groups, config.block_size, num_blocks, cache_dtype, self.device, scales)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, windows, config.block_size)
-        self.rules = LogitRules()
+        guides = Guides(Path(config.model), self.model_config.vocab_size, self.model_config.eos_token_ids)
+        self.rules = LogitRules(guides)
         self.tables = [DeviceTable(table, self.device) for table in self.batch.tables]
         self._group_of = [0] * self.model_config.num_layers
         for index, group in enumerate(groups):
@@ -168,7 +170,7 @@ class ModelRunner:
         )
         positions = torch.from_numpy(batch.num_tokens[rows]).to(self.device)
         drawn = sample(logits, params, positions)
-        tokens = drawn.to(device="cpu", dtype=torch.int32).numpy()
+        tokens = self.rules.name_failures(rows, drawn.to(device="cpu", dtype=torch.int32).numpy())
         batch.append_sampled(rows, tokens)
         self.rules.note(rows, tokens)
         return tokens, logprobs_of(raw, drawn, batch.num_logprobs[rows]) if reports else None

@@ -47,6 +47,7 @@ _SHAPE = _Chat()
 async def create_chat_completion(body: ChatCompletionRequest, request: Request, gateway: Shared) -> Response:
     """The model's next message in a conversation; a stream of chunks with `stream`."""
     answers.check(gateway, body)
+    shape = await answers.checked_shape(gateway, body)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     messages = [message.for_template for message in body.messages]
@@ -54,5 +55,5 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
     gateway.check_length(prompt, "messages")
     room = max(1, gateway.max_model_len - len(prompt))
     most = body.max_completion_tokens or body.max_tokens or room
-    order = answers.order_of(body, [prompt], request, prompt_param="messages", max_tokens=most)
+    order = answers.order_of(body, [prompt], request, prompt_param="messages", max_tokens=most, shape=shape)
     return await answers.answer(gateway, body, order, request, _SHAPE)

@@ -54,6 +54,7 @@ class _Completion:
 async def create_completion(body: CompletionRequest, request: Request, gateway: Shared) -> Response:
     """What follows a text or token ids, of one prompt or several; a stream of chunks with `stream`."""
     answers.check(gateway, body)
+    shape = await answers.checked_shape(gateway, body)
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens must be at least 1, or 0 with echo", param="max_tokens")
     add_special_tokens = body.add_special_tokens is not False
@@ -67,5 +68,7 @@ async def create_completion(body: CompletionRequest, request: Request, gateway: 
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else await gateway.texts.decode(prompt, "prompt"))
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    order = answers.order_of(body, prompts, request, prompt_param="prompt", max_tokens=most, echo=bool(body.echo))
+    order = answers.order_of(
+        body, prompts, request, prompt_param="prompt", max_tokens=most, shape=shape, echo=bool(body.echo)
+    )
     return await answers.answer(gateway, body, order, request, _Completion(echoes, order.n))

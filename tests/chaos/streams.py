@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from client import AsyncClient
-from protocol.messages import SamplingParams, Usage
+from protocol.messages import SamplingParams, StructuredOutputsParams, Usage
 
 NEVER_ATTACH_S = 600.0
 """The client's silence limit here: a client that asks for its tokens again would hide a loss."""
+
+GRAMMAR = StructuredOutputsParams(regex="([a-z]{3,5}-[0-9]+;[A-Z]{2}){1000}")
+"""Longer than any output here, so that none ends early."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Recording:
 
 
 def wishes(count: int, max_tokens: int, prompt_len: int = 24, vocab: int = 256, seed: int = 0) -> list[Wish]:
-    """Distinct prompts; every other request is sampled, with a seed of its own; two of three count their tokens."""
+    """Distinct prompts; every other request is sampled, with a seed of its own; two of three count their tokens; every
+    eighth keeps to a grammar."""
     result = []
     for i in range(count):
         prompt = tuple((7 * i + 13 * seed + j * (3 + i)) % vocab for j in range(prompt_len + i % 5))
@@ -65,6 +69,7 @@ def wishes(count: int, max_tokens: int, prompt_len: int = 24, vocab: int = 256, 
             ignore_eos=True,
             repetition_penalty=(1.0, 1.0, 1.1)[i % 3],
             frequency_penalty=(0.0, 0.1, 0.05)[i % 3],
+            structured_outputs=GRAMMAR if i % 8 == 5 else None,
         )
         result.append(Wish(prompt, sampling))
     return result

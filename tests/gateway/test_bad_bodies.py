@@ -12,6 +12,11 @@ CHAT, TEXT, TOKENS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/to
 GOOD: dict[str, Any] = {"prompt": "good", "max_tokens": 2, "temperature": 0}
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
+
+def schema(content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": content}}
+
+
 BAD: list[tuple[str, Any, int, str | None]] = [
     # not JSON, or not an object
     (TEXT, b"", 400, None),
@@ -108,7 +113,32 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {**HELLO, "prompt": "x"}, 400, "prompt"),
     (CHAT, {**HELLO, "max_completion_tokens": 0}, 400, "max_completion_tokens"),
     (CHAT, {**HELLO, "tool_choice": "required"}, 400, "tool_choice"),
-    (CHAT, {**HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    (CHAT, {**HELLO, "response_format": {"type": "json_schema"}}, 400, "response_format"),
+    (CHAT, {**HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type"),
+    (CHAT, {**HELLO, "response_format": schema({"type": "objec"})}, 400, "response_format"),
+    (CHAT, {**HELLO, "response_format": schema({"enum": []})}, 400, "response_format"),
+    (
+        CHAT,
+        {**HELLO, "response_format": schema({"minimum": 5, "maximum": 4, "type": "integer"})},
+        400,
+        "response_format",
+    ),
+    (CHAT, {**HELLO, "response_format": schema({"unevaluatedProperties": False})}, 400, "response_format"),
+    (CHAT, {**HELLO, "response_format": schema({"$ref": "#/$defs/none"})}, 400, "response_format"),
+    (CHAT, {**HELLO, "response_format": schema({"title": "x" * 70_000})}, 400, "response_format"),
+    (CHAT, {**HELLO, "response_format": schema({"enum": ["a"]}), "guided_regex": "a"}, 400, "guided_regex"),
+    (TEXT, {**GOOD, "guided_regex": "[a-z"}, 400, "guided_regex"),
+    (TEXT, {**GOOD, "guided_regex": "a(?=b)"}, 400, "guided_regex"),
+    (TEXT, {**GOOD, "guided_regex": ""}, 400, "guided_regex"),
+    (TEXT, {**GOOD, "guided_choice": []}, 400, "guided_choice"),
+    (TEXT, {**GOOD, "guided_choice": ["a", ""]}, 400, "guided_choice"),
+    (TEXT, {**GOOD, "guided_choice": "a"}, 400, "guided_choice"),
+    (TEXT, {**GOOD, "guided_json": "{"}, 400, "guided_json"),
+    (TEXT, b'{"prompt": "a", "guided_json": {"maximum": NaN}}', 400, "guided_json"),
+    (TEXT, b'{"prompt": "a", "guided_regex": "\\ud800"}', 400, "guided_regex"),
+    (TEXT, {**GOOD, "structured_outputs": {}}, 400, "structured_outputs"),
+    (TEXT, {**GOOD, "structured_outputs": {"regex": "a", "choice": ["a"]}}, 400, "structured_outputs"),
+    (TEXT, {**GOOD, "structured_outputs": {"grammar": "root ::= x"}}, 400, "structured_outputs.grammar"),
     (CHAT, {**HELLO, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
     (CHAT, {**HELLO, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
     # tokens
