@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -42,7 +43,7 @@ def main() -> int:
         print(f"gateway: {error}", file=sys.stderr)
         return 1
     log = logs.set_up("gateway", config.log_level)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are of clients: each gets an answer
     try:
         if arguments.listener_fd is not None:
             listener = socket.socket(fileno=arguments.listener_fd)
@@ -64,6 +65,9 @@ def main() -> int:
             timeout_graceful_shutdown=GRACE_S,
         )
     )
+
+    gc.collect()
+    gc.freeze()  # what is there by now stays: the collector need not look through it again while streams wait
 
     async def serve() -> None:
         beating = asyncio.create_task(beat(arguments.beat_fd, config.heartbeat_interval_s))

@@ -46,6 +46,24 @@ def _other_than(http: httpx.Client, status: str) -> dict[str, Any]:
     return found if found["status"] != status else {}
 
 
+def test_without_workers_a_deadline_ends_a_request_and_patience_is_rewarded(
+    server: Deployment, url: str, http: httpx.Client
+) -> None:
+    dead = [server.kill(name) for name in WORKERS]
+    patient = {**SHORT, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+
+    async def main() -> tuple[Answer, Answer]:
+        urgent, waits = await asyncio.gather(post(url, TEXT, {**SHORT, "timeout": 0.3}), post(url, TEXT, patient))
+        return urgent, waits
+
+    server.wait_until(lambda: http.get("/health").status_code == 503, SOON_S, "/health says that nothing can be done")
+    urgent, waits = asyncio.run(main())
+    assert urgent.status == 503 and urgent.headers["retry-after"]
+    assert urgent.error and urgent.error["code"] == "no_replica"
+    assert (waits.status, len(waits.token_ids), waits.finish_reason) == (200, 2, "length")
+    server.wait_in_service(WORKERS, dead)
+
+
 def test_a_killed_gateway_comes_back_at_its_port_and_leaves_nothing_behind(server: Deployment, url: str) -> None:
     pid = server.pids["gateway"]
     kill = Begun(8, 5, lambda: os.kill(pid, signal.SIGKILL))
