@@ -140,13 +140,14 @@ class DecodeStepCase:
     seq_len: int
     block_size: int
     dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
     target: Target | None = None
 
     kind = "decode_step"
 
     @property
     def work(self) -> Work:
-        return decode_step_work(self.model, self.batch, self.seq_len, self.dtype, self.dtype)
+        return decode_step_work(self.model, self.batch, self.seq_len, self.dtype, self.kv_dtype)
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,7 @@ def cuda_cases() -> list[Case]:
         WriteKVCase("write_kv 2048 tokens", heads, 2048, page),
         replace(step, name="decode step 64 x 4096, Llama 3 8B", seq_len=4096),
         CopyBlocksCase("copy_blocks 64, 32 layers", heads, 64, 32, page),
+        replace(step, name="decode step 64 x 4096, Llama 3 8B, fp8 cache", seq_len=4096, kv_dtype="fp8_e4m3"),
         WriteKVCase("write_kv 2048 tokens, fp8 cache", heads, 2048, page, kv_dtype="fp8_e4m3"),
         SlotMappingCase("slot_mapping of that chunk and its decodes", *mixed, page),
         WriteKVCase("write_kv 64 tokens", heads, 64, page),

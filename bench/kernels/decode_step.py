@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bench.kernels.cases import DecodeStepCase
 from bench.kernels.device import DTYPES, Bench
@@ -51,6 +52,15 @@ def write_config(model: ModelShape, folder: Path, max_positions: int) -> None:
         "tie_word_embeddings": model.tied,
     }
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def fill(caches: list[Tensor]) -> None:
+    """Random values; of a quantised cache random bytes that are numbers in any of its dtypes."""
+    for cache in caches:
+        if cache.dtype.itemsize == 1:
+            cache.view(torch.int8).random_(0, 100)
+        else:
+            cache.normal_()
 
 
 class SteadyDecode:
@@ -111,7 +121,8 @@ def measure_decode_step(case: DecodeStepCase, backend_name: str, bench: Bench, l
             attention_backend=backend_name,
             dtype=case.dtype,  # type: ignore[arg-type]
             block_size=case.block_size,
-            kv_memory=str(decode.num_blocks * block_bytes(groups, case.block_size, DTYPES[case.dtype])),
+            kv_memory=str(decode.num_blocks * block_bytes(groups, case.block_size, DTYPES[case.kv_dtype])),
+            kv_cache_dtype="auto" if case.kv_dtype == case.dtype else case.kv_dtype,  # type: ignore[arg-type]
             max_model_len=max_model_len,
             max_num_seqs=case.batch,
             max_num_batched_tokens=max(case.batch, 512),
@@ -119,8 +130,7 @@ def measure_decode_step(case: DecodeStepCase, backend_name: str, bench: Bench, l
         )
         runner = ModelRunner(config, bench.num_threads or 1)
     with torch.inference_mode():
-        for tensor in runner.cache.tensors:
-            tensor.normal_()
+        fill(runner.cache.tensors)
         runner.warm_up()
         runner.batch.start_epoch(0)
         bench.synchronize()

@@ -50,7 +50,8 @@ CASES: list[Case] = [
     GemmCase("product", 3, 32, 48, target=Target(2, 1)),
     ElementwiseCase("norm", "add_norm", TINY, 5),
     ElementwiseCase("gate", "silu_and_mul", TINY, 5),
-    DecodeStepCase("step", TINY, 3, 40, 8, "float32"),
+    DecodeStepCase("step", TINY, 3, 40, 8, "float32", "float32"),
+    DecodeStepCase("step, fp8 cache", TINY, 3, 40, 8, "float32", "fp8_e4m3"),
 ]
 
 
@@ -96,7 +97,7 @@ def test_every_kind_is_measured_and_right(result: KernelsResult):
         if one.baseline is not None:
             assert one.relative_error is not None
     assert [one.case.name for one in result.measured if one.relative_error is None] == [
-        "window of a prefill", "write", "copy", "step",
+        "window of a prefill", "write", "copy", "step", "step, fp8 cache",
     ]  # fmt: skip
     assert result.drift is not None
     assert result.ceilings == Ceilings(1e10, {"float32": 1e11, "bfloat16": 1e12}), "the better of both"
