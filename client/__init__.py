@@ -17,7 +17,7 @@ from client.errors import (
 from client.stream import Stream
 from client.sync import Client
 from protocol.logprobs import TokenLogprobs
-from protocol.messages import SamplingParams, ServerInfo, Status, Usage
+from protocol.messages import SamplingParams, ServerInfo, Status, StructuredOutputsParams, Usage
 
 __all__ = [
     "AsyncClient",
@@ -35,6 +35,7 @@ __all__ = [
     "ServerUnavailable",
     "Status",
     "Stream",
+    "StructuredOutputsParams",
     "TokenLogprobs",
     "Usage",
 ]
