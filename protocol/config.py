@@ -48,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Requests queued beyond this are rejected as overloaded."""
     threads_per_worker: int = 0
     """CPU threads of one worker; 0: cores // workers, at least 1."""
+    enforce_eager: bool = False
+    """On a GPU, launch every kernel of every step instead of replaying recorded decode steps (CUDA graphs)."""
     heartbeat_interval_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     start_timeout_s: float = 300.0

@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     processes.add_argument(
         "--threads-per-worker", type=int, metavar="N", help="CPU threads of a worker (default: cores / workers)"
     )
+    processes.add_argument(
+        "--enforce-eager", action="store_true", help="on a GPU, record no decode steps (no CUDA graphs)"
+    )
     choice(processes, "--transport", ("ipc", "tcp"), "how the processes and clients are connected")
 
     processes.add_argument(

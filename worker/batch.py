@@ -43,7 +43,7 @@ class StepInputs(NamedTuple):
     seq_lens: NDArray[np.int32]
     """int32 [S]: tokens visible to a row's last query, this step's included."""
     input_ids: NDArray[np.int32]
-    """int32 [T]."""
+    """int32 [T]; -1 - r for the token that row r sampled last, if only the device knows it (`expect_sampled`)."""
     positions: I64
     """int64 [T]."""
     slot_mapping: tuple[I64, ...]
@@ -82,6 +82,7 @@ class InputBatch:
         self.prompt_len: I64 = np.zeros(num_rows, dtype=np.int64)
         self.front: I64 = np.zeros((len(windows), num_rows), dtype=np.int64)
         self.token_ids: NDArray[np.int32] = np.zeros((num_rows, max_model_len), dtype=np.int32)
+        """-1 - r where it is what row r has sampled and only the device knows."""
         self.temperature: NDArray[np.float32] = np.zeros(num_rows, dtype=np.float32)
         self.top_k: I64 = np.zeros(num_rows, dtype=np.int64)
         self.top_p: NDArray[np.float32] = np.ones(num_rows, dtype=np.float32)
@@ -137,6 +138,11 @@ class InputBatch:
             if count > 0:
                 found.append(PromptPart(row, first, start, count))
         return found
+
+    def expect_sampled(self, rows: I64) -> None:
+        """Rows sample in a step whose result is not in yet: they know one token more, written down as -1 - row."""
+        self.token_ids[rows, np.minimum(self.num_tokens[rows], self.token_ids.shape[1] - 1)] = -1 - rows
+        self.num_tokens[rows] += 1
 
     # ------------------------------------------------------------------------------------------- the plan's changes
 

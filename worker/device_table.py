@@ -1,10 +1,13 @@
-"""A block table as the device sees it: it changes only in `commit`, and only where the CPU buffer changed."""
+"""A block table as the device sees it: it changes only by what `BlockTable.commit` says has changed."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.transfer import to_device
 from worker.block_table import BlockTable
 
 
@@ -17,10 +20,25 @@ class DeviceTable:
         self._host = self.tensor.numpy() if device.type == "cpu" else None
 
     def commit(self) -> None:
-        """Copy what changed. What a copy in flight reads is a snapshot that nobody writes to again."""
+        """Copy what changed, now."""
+        if self._host is None:
+            self.scatter(*(to_device(array, self.tensor.device) for array in self.take_changes()))
+            return
         for row, start, end in self.table.commit():
-            changed = self.table.cpu[row, start:end]
-            if self._host is not None:
-                self._host[row, start:end] = changed
-            else:
-                self.tensor[row, start:end].copy_(torch.from_numpy(changed.copy()), non_blocking=True)
+            self._host[row, start:end] = self.table.cpu[row, start:end]
+
+    def take_changes(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """What changed since the last commit, which this is: places in the flat table int64 [n], all distinct, and what
+        they hold now, int32 [n]. Copies: later changes of the table do not reach them."""
+        changes = self.table.commit()
+        if not changes:
+            return np.zeros(0, np.int64), np.zeros(0, np.int32)
+        rows, starts, ends = np.array(changes, dtype=np.int64).T
+        counts = ends - starts
+        before = np.cumsum(counts) - counts
+        index = np.repeat(rows * self.table.cpu.shape[1] + starts - before, counts) + np.arange(int(counts.sum()))
+        return index, self.table.cpu.reshape(-1)[index]
+
+    def scatter(self, index: Tensor, values: Tensor) -> None:
+        """Take over changes, int64 [n] and int32 [n] on the device, behind the work enqueued before."""
+        self.tensor.view(-1).index_copy_(0, index, values)

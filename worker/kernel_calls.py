@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
-from kernels.backend import AttentionBackend
 from protocol.messages import ModelRunnerOutput
 
 _Message = TypeVar("_Message", bound=msgspec.Struct)
@@ -18,18 +18,18 @@ class KernelCalls:
     def __init__(self) -> None:
         self._before: dict[str, int] | None = None
 
-    def start(self, backend: AttentionBackend) -> None:
-        """Count from now on."""
-        self._before = dict(backend.counters)
+    def start(self, counters: Mapping[str, int]) -> None:
+        """Count from now on. counters: calls of each kernel so far."""
+        self._before = dict(counters)
 
     def stop(self) -> None:
         self._before = None
 
-    def add_to(self, message: _Message, backend: AttentionBackend) -> _Message:
+    def add_to(self, message: _Message, counters: Mapping[str, int]) -> _Message:
         """The message; a result with the calls since the one before, if they are counted."""
         if self._before is None or not isinstance(message, ModelRunnerOutput):
             return message
-        now = dict(backend.counters)
+        now = dict(counters)
         calls = {name: count - self._before.get(name, 0) for name, count in now.items()}
         self._before = now
         return msgspec.structs.replace(message, kernel_calls={name: count for name, count in calls.items() if count})

@@ -24,6 +24,9 @@ _LOG = logging.getLogger("worker")
 AUTO_SHARE = 0.4
 """Share of the free memory that `--kv-memory auto` divides among the workers of this machine."""
 
+GPU_SHARE = 0.9
+"""Share of a GPU's memory that weights and KV cache of all its workers may take."""
+
 
 class KVMemoryError(RuntimeError):
     """The memory named or free holds no usable cache; the message says how much one block needs."""
@@ -71,6 +74,15 @@ def block_bytes(groups: tuple[KVCacheGroupSpec, ...], block_size: int, dtype: to
     return block_size * slot_bytes(depth, groups[0].num_kv_heads, groups[0].head_dim, dtype.itemsize)
 
 
+def gpu_budget(free: int, total: int, own: int, sharers: int) -> int:
+    """Bytes for KV of one of `sharers` workers on a GPU of `total` bytes that holds `own` bytes of it already.
+
+    Counted from its share, not from what is free right now, since the others are loading at the same time. A tenth
+    stays for activations and recorded steps.
+    """
+    return max(0, min(int(total * GPU_SHARE / sharers) - own, int(free * GPU_SHARE)))
+
+
 def blocks_that_fit(
     config: EngineConfig, groups: tuple[KVCacheGroupSpec, ...], dtype: torch.dtype, device: torch.device
 ) -> int:
@@ -81,7 +93,9 @@ def blocks_that_fit(
     each = block_bytes(groups, config.block_size, dtype)
     if config.kv_memory == "auto":
         if device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0] * 0.9
+            free, total = torch.cuda.mem_get_info(device)
+            sharers = -(-config.workers // torch.cuda.device_count())
+            free = gpu_budget(free, total, torch.cuda.memory_allocated(device), sharers)
         else:
             free = psutil.virtual_memory().available * AUTO_SHARE / config.workers
         most = len(groups) * config.max_num_seqs * -(-config.max_model_len // config.block_size) + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from kernels.metadata import AttentionMetadata
 from kernels.selector import select_backend
+from kernels.transfer import to_device
 from protocol.arrays import pack
 from protocol.config import EngineConfig
 from protocol.logprobs import join
@@ -39,12 +40,19 @@ class StartError(RuntimeError):
     """This worker cannot serve the configuration; the message says why."""
 
 
-def pick_device(requested: str) -> torch.device:
-    """ "auto": a GPU if there is one. Raises StartError when "cuda" was asked for and there is none."""
+Deliver = Callable[[ModelRunnerOutput], None]
+"""Takes the result of a step as soon as it is known."""
+
+
+def pick_device(requested: str, replica: int = 0) -> torch.device:
+    """ "auto": a GPU if there is one; replicas take turns over the GPUs there are. Raises StartError when "cuda" was
+    asked for and there is none."""
     available = torch.cuda.is_available()
     if requested == "cuda" and not available:
         raise StartError("--device cuda: torch sees no GPU on this machine")
-    return torch.device("cuda" if available and requested != "cpu" else "cpu")
+    if not available or requested == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", replica % torch.cuda.device_count())
 
 
 def pick_dtype(requested: str) -> torch.dtype:
@@ -57,16 +65,26 @@ def pick_dtype(requested: str) -> torch.dtype:
 class ModelRunner:
     """Model, KV memory and batch state of one worker.
 
-    `on_progress(fraction)` is told how far the loading of weights is. Raises StartError, NoBackend, WeightError or
-    KVMemoryError.
+    One step at a time, from plan to result (`PipelinedRunner` overlaps them). `on_progress(fraction)` is told how far
+    the loading of weights is. Raises StartError, NoBackend, WeightError or KVMemoryError.
     """
 
+    ready_fd: int | None = None
+    """Readable when `take_ready` may have something; None: never."""
+
     def __init__(
-        self, config: EngineConfig, num_threads: int, on_progress: Callable[[float], None] = lambda done: None
+        self,
+        config: EngineConfig,
+        num_threads: int,
+        on_progress: Callable[[float], None] = lambda done: None,
+        *,
+        replica: int = 0,
     ):
         self.config = config
         self.model_config = ModelConfig.from_folder(config.model)
-        self.device = pick_device(config.device)
+        self.device = pick_device(config.device, replica)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.dtype = pick_dtype(config.dtype)
         self.kv_dtype = KV_DTYPES[config.kv_cache_dtype]
         groups = self.model_config.cache_groups
@@ -107,6 +125,29 @@ class ModelRunner:
                 self._group_of[layer] = index
         self._last_end = time.monotonic()
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Calls of each kernel up to the result that was delivered last."""
+        return self.backend.counters
+
+    def submit(self, plan: SchedulerOutput, deliver: Deliver) -> None:
+        """Run a plan and deliver its result, now or later, but in order. Raises as `run` does."""
+        deliver(self.run(plan))
+
+    def take_ready(self, deliver: Deliver) -> None:
+        """Deliver what was submitted and is done by now."""
+
+    def flush(self, deliver: Deliver) -> None:
+        """Deliver everything that was submitted."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Forget all requests; what was submitted and not delivered is void."""
+        self.batch.start_epoch(epoch)
+        self.rules.start_epoch()
+
+    def close(self) -> None:
+        """Nothing is submitted any more."""
+
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Apply a plan and run it. Raises PlanError (nothing was computed) when the planes disagree."""
         marks = [self._last_end, time.monotonic()]
@@ -134,11 +175,6 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def start_epoch(self, epoch: int) -> None:
-        """Forget all requests."""
-        self.batch.start_epoch(epoch)
-        self.rules.start_epoch()
-
     def _forward(self, step: StepInputs) -> torch.Tensor:
         """The hidden states of all T tokens, [T, H]."""
         if len(step.copy_src):
@@ -158,9 +194,19 @@ class ModelRunner:
         log-probabilities, if any row reports some."""
         if not len(step.sampling):
             return np.zeros(0, dtype=np.int32), None
-        rows, batch = step.rows[step.sampling], self.batch
+        rows = step.rows[step.sampling]
         last = torch.from_numpy(step.query_start_loc[step.sampling + 1] - 1).to(self.device)
         logits = self.model.compute_logits(hidden.index_select(0, last))
+        drawn, logprobs = self._draw(rows, logits)
+        tokens = self.rules.name_failures(rows, drawn.to(device="cpu", dtype=torch.int32).numpy())
+        self.batch.append_sampled(rows, tokens)
+        self.rules.note(rows, tokens)
+        return tokens, logprobs
+
+    def _draw(self, rows: np.ndarray, logits: torch.Tensor) -> tuple[torch.Tensor, LogprobsLists | None]:
+        """The next token of each of the rows (int64 [R]) by what the batch knows of them, int64 [R] on the device; and
+        their log-probabilities if any row reports some. The rules of rows change the logits in place."""
+        batch = self.batch
         reports, ruled = bool(batch.num_logprobs[rows].any()), self.rules.concern(rows)
         raw = logits.clone() if reports and ruled else logits
         if ruled:
@@ -168,12 +214,8 @@ class ModelRunner:
         params = SamplingBatch(
             batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows], batch.seed[rows]
         )
-        positions = torch.from_numpy(batch.num_tokens[rows]).to(self.device)
-        drawn = sample(logits, params, positions)
-        tokens = self.rules.name_failures(rows, drawn.to(device="cpu", dtype=torch.int32).numpy())
-        batch.append_sampled(rows, tokens)
-        self.rules.note(rows, tokens)
-        return tokens, logprobs_of(raw, drawn, batch.num_logprobs[rows]) if reports else None
+        drawn = sample(logits, params, to_device(batch.num_tokens[rows], self.device))
+        return drawn, logprobs_of(raw, drawn, batch.num_logprobs[rows]) if reports else None
 
     def _prompt_logprobs(self, part: PromptPart, hidden: torch.Tensor) -> PromptLogprobs:
         """What the model says of the tokens that follow a part of a prompt, so many at a time that their logits stay

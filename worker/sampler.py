@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.transfer import to_device
 from worker.top import greatest, in_blocks, pick_block, top
 from worker.uniform import uniform
 
@@ -77,7 +78,7 @@ def sample(logits: Tensor, params: SamplingBatch, positions: Tensor) -> Tensor:
         raise ValueError(f"{logits.shape[0]} rows of logits, {len(params.temperature)} of parameters")
     peaks, tokens = greatest(logits)
     if not params.all_greedy:
-        rows = _column(params.sampled_rows, logits.device)
+        rows = to_device(params.sampled_rows, logits.device)
         tokens[rows] = _draw(_rows(logits, rows), peaks[rows], params, positions[rows])
     return torch.where(torch.isfinite(peaks), tokens, FAILED)
 
@@ -85,13 +86,13 @@ def sample(logits: Tensor, params: SamplingBatch, positions: Tensor) -> Tensor:
 def _draw(logits: Tensor, peaks: Tensor, params: SamplingBatch, positions: Tensor) -> Tensor:
     """One token for each of the sampled rows: logits [S, V], peaks float32 [S], positions [S] → int64 [S]."""
     chosen, device = params.sampled_rows, logits.device
-    temperature = _column(params.temperature[chosen], device)
+    temperature = to_device(params.temperature[chosen], device)
     scores = (logits - peaks[:, None]).div_(temperature[:, None])  # 0 is the most probable token
     lowest = _lowest_scores(scores, params.top_k[chosen], params.min_p[chosen])
     keep = torch.ge(scores, lowest[:, None], out=torch.empty_like(scores))  # 1.0 or 0.0
     weights = scores.clamp_(min=_LOWEST_SCORE).exp_().mul_(keep)
     _apply_top_p(weights, params.top_p[chosen])
-    seeds = _column(params.seed[chosen].view(np.int64), device)
+    seeds = to_device(params.seed[chosen].view(np.int64), device)
     return _race(weights, seeds[:, None], positions[:, None])
 
 
@@ -99,10 +100,10 @@ def _lowest_scores(scores: Tensor, top_k: np.ndarray, min_p: np.ndarray) -> Tens
     """The score that a token of each row must reach, float32 [S], by top-k and min-p."""
     with np.errstate(divide="ignore"):
         lowest = np.maximum(np.log(np.maximum(min_p, 0), dtype=np.float32), np.float32(_LOWEST_SCORE))
-    result = _column(lowest, scores.device)
+    result = to_device(lowest, scores.device)
     limited = np.nonzero((top_k > 0) & (top_k < scores.shape[1]))[0]
     if len(limited):
-        rows, k = _column(limited, scores.device), _column(top_k[limited].astype(np.int64), scores.device)
+        rows, k = to_device(limited, scores.device), to_device(top_k[limited].astype(np.int64), scores.device)
         values = top(_rows(scores, rows), int(top_k[limited].max()))[0]
         result[rows] = torch.maximum(result[rows], values.gather(1, (k - 1)[:, None])[:, 0])
     return result
@@ -113,10 +114,10 @@ def _apply_top_p(weights: Tensor, top_p: np.ndarray) -> None:
     limited = np.nonzero(top_p < 1)[0]
     if not len(limited):
         return
-    rows = _column(limited, weights.device)
+    rows = to_device(limited, weights.device)
     part = _rows(weights, rows)
     total = in_blocks(part, 0.0).sum(dim=2).double().sum(dim=1)
-    wanted = total * _column(top_p[limited].astype(np.float64), weights.device)
+    wanted = total * to_device(top_p[limited].astype(np.float64), weights.device)
     count = min(_TOP_P_VALUES, weights.shape[1])
     lowest, enough = _last_needed(top(part, count)[0], wanted)
     if count < weights.shape[1] and not bool(enough.all()):
@@ -134,10 +135,6 @@ def _last_needed(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     index = (values.double().cumsum(dim=1) < wanted[:, None]).sum(dim=1)
     enough = index < values.shape[1]
     return values.gather(1, index.clamp(max=values.shape[1] - 1)[:, None])[:, 0], enough
-
-
-def _column(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
 
 
 def _rows(matrix: Tensor, rows: Tensor) -> Tensor:

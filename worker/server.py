@@ -17,7 +17,8 @@ from protocol.sockets import connect_dealer, fresh_identity
 from worker.batch import DigestMismatch, PlanError
 from worker.heartbeat import HeartbeatThread
 from worker.kernel_calls import KernelCalls
-from worker.runner import ModelRunner, StartError
+from worker.pipelined import PipelinedRunner
+from worker.runner import ModelRunner, StartError, pick_device
 
 _LOG = logging.getLogger("worker")
 
@@ -57,11 +58,18 @@ class Worker:
         try:
             self._shake_hands()
             self._beat.state = "ready"
+            poller = zmq.Poller()
+            poller.register(self._socket, zmq.POLLIN)
+            if self.runner.ready_fd is not None:
+                poller.register(self.runner.ready_fd, zmq.POLLIN)
             while not self.stopping:
-                if not self._socket.poll(POLL_MS):
-                    continue
-                self._handle(codec.scheduler_to_worker.decode(self._socket.recv()))
+                ready = dict(poller.poll(POLL_MS))
+                if self.runner.ready_fd in ready:
+                    self.runner.take_ready(self._send)
+                if self._socket in ready:
+                    self._handle(codec.scheduler_to_worker.decode(self._socket.recv()))
         finally:
+            self.runner.close()
             self._beat.stop()
             self._socket.close(linger=0)
             self._context.term()
@@ -95,11 +103,10 @@ class Worker:
     def _handle(self, message: m.SchedulerToWorker) -> None:
         match message:
             case m.SchedulerOutput():
-                answer = self._run_plan(message)
-                self._socket.send(codec.encode(self._kernel_calls.add_to(answer, self.runner.backend)))
+                self._run_plan(message)
             case m.CountKernels(on):
                 if on:
-                    self._kernel_calls.start(self.runner.backend)
+                    self._kernel_calls.start(self.runner.counters)
                 else:
                     self._kernel_calls.stop()
             case m.Welcome(replica, epoch, _):
@@ -112,19 +119,32 @@ class Worker:
                 _LOG.info("stopping: %s", reason)
                 self.stopping = True
 
-    def _run_plan(self, plan: m.SchedulerOutput) -> m.ModelRunnerOutput | m.PlanRefused:
+    def _send(self, message: m.ModelRunnerOutput | m.PlanRefused) -> None:
+        self._socket.send(codec.encode(self._kernel_calls.add_to(message, self.runner.counters)))
+
+    def _run_plan(self, plan: m.SchedulerOutput) -> None:
         """Run a plan, or say why not; after a refusal nothing runs until the next epoch."""
         if self._diverged:
-            return m.PlanRefused(plan.epoch, plan.step, "an earlier plan of this epoch was refused")
+            self._send(m.PlanRefused(plan.epoch, plan.step, "an earlier plan of this epoch was refused"))
+            return
         try:
-            return self.runner.run(plan)
+            self.runner.submit(plan, self._send)
+            return
         except DigestMismatch as error:
             refusal = m.PlanRefused(plan.epoch, plan.step, "digest", error.expected, error.actual)
         except PlanError as error:
             refusal = m.PlanRefused(plan.epoch, plan.step, str(error))
         self._diverged = True
         _LOG.error("refused plan %d of epoch %d: %s", plan.step, plan.epoch, refusal.reason)
-        return refusal
+        self.runner.flush(self._send)  # the steps before it count
+        self._send(refusal)
+
+
+def runner_class(config: EngineConfig) -> type[ModelRunner]:
+    """The pipelined one on a GPU, and for the kernels of a GPU even if they are interpreted; on the CPU nothing would
+    overlap. Raises StartError."""
+    on_gpu = pick_device(config.device).type == "cuda"
+    return PipelinedRunner if on_gpu or config.attention_backend == "triton" else ModelRunner
 
 
 def serve(config: EngineConfig, worker_id: str, replica: int, incarnation: str, endpoints: Endpoints) -> None:
@@ -134,7 +154,7 @@ def serve(config: EngineConfig, worker_id: str, replica: int, incarnation: str, 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threads = config.threads_per_worker or max(1, (os.cpu_count() or 1) // config.workers)
     torch.set_num_threads(threads)
-    runner = ModelRunner(config, threads, on_progress=_ProgressLine())
+    runner = runner_class(config)(config, threads, on_progress=_ProgressLine(), replica=replica)
     with torch.inference_mode():
         runner.warm_up()
         worker = Worker(config, endpoints, runner, worker_id, replica, incarnation)

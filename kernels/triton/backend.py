@@ -63,6 +63,7 @@ class TritonBackend:
         self._plans: weakref.WeakKeyDictionary[AttentionMetadata, dict[StepShape, list[Launch]]] = (
             weakref.WeakKeyDictionary()
         )
+        self._recorded: weakref.WeakSet[AttentionMetadata] = weakref.WeakSet()
 
     def write_kv(
         self,
@@ -205,7 +206,9 @@ class TritonBackend:
         return BoundDecodePlan(self, work, tiles, shape)
 
     def preset(self, metadata: AttentionMetadata, shape: StepShape, launches: list[Launch]) -> None:
-        """Attention of this shape under `metadata` launches these."""
+        """Attention of this shape under `metadata` launches these, and no other shape may ask: a recording must not
+        plan on the host."""
+        self._recorded.add(metadata)
         self._plans.setdefault(metadata, {})[shape] = launches
 
     def _split_size(self, tiles: Tiles) -> int:
@@ -216,6 +219,8 @@ class TritonBackend:
         plans = self._plans.setdefault(metadata, {})
         if shape in plans:
             return plans[shape]
+        if metadata in self._recorded:
+            raise ValueError(f"no decode plan of {shape} was bound to this metadata, only of {list(plans)}")
         check_metadata(metadata, shape.page)
         starts = np.asarray(_on_host(metadata.host_query_start_loc, metadata.query_start_loc))
         query_lens = np.diff(starts)[: metadata.num_seqs]

@@ -38,8 +38,9 @@ class DecodeWork:
         self.block_q = block_q
         self.split_size = split_size
         self.window = window
-        seen = min(max_seq_len, window + tile if window else max_seq_len)
-        cuts = max(1, -(-seen // split_size) + (1 if window else 0))  # a window may begin and end inside a split
+        cuts = max(1, -(-max_seq_len // split_size))
+        if window:  # it may begin and end inside a split
+            cuts = min(cuts, -(-(window + tile) // split_size) + 1)
         self.max_items = min(max_seqs * cuts, max_seqs + MOST_SPLITS)
         self.max_merges = max_seqs if cuts > 1 else 0
         self.max_partials = self.max_items if cuts > 1 else 0

@@ -21,13 +21,17 @@ PROMPT_LENGTHS = (1, 7, 8, 9, 20, 40)
 
 
 def test_a_killed_worker_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cache groups (full attention and a sliding window), two workers, one of them killed midway."""
+    """Two cache groups (full attention and a sliding window), two workers, one of them killed midway.
+
+    The workers run as on a GPU, with two steps on their way and decode padded to the sizes that would be recorded.
+    """
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     model = tiny_model("mixed")
     questions = [Question([(31 * i + 7 * j) % 256 for j in range(n)], GREEDY) for i, n in enumerate(PROMPT_LENGTHS)]
     flags = (
         "--model", str(model), "--workers", "2", "--dtype", "float32", "--kv-memory", "16MiB",
         "--attention-backend", "triton", "--block-size", "8", "--threads-per-worker", "1",
+        "--max-num-seqs", "6", "--max-num-batched-tokens", "32",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="pp-") as folder, Deployment(Path(folder), *flags) as server:
         assert {worker.attention_backend for worker in server.status().workers} == {"triton"}

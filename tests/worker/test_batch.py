@@ -174,3 +174,11 @@ def test_a_new_epoch_starts_from_nothing() -> None:
     fields = {name: getattr(first_plan(), name) for name in SchedulerOutput.__struct_fields__}
     inputs = batch.apply(SchedulerOutput(**{**fields, "epoch": 1}))
     assert inputs.input_ids.tolist() == [5, 6, 7]
+
+
+def test_a_row_advances_by_a_token_that_only_the_device_knows() -> None:
+    batch = batch_of()
+    inputs = batch.apply(first_plan())
+    batch.expect_sampled(inputs.rows)
+    inputs = batch.apply(plan(1, digest_of([(0, 0, 1)], [4, 0, 0, 0])))
+    assert inputs.input_ids.tolist() == [-1] and inputs.positions.tolist() == [3] and inputs.sampling.tolist() == [0]
