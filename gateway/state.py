@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from gateway.errors import ApiError
 from gateway.grammars import Grammars
 from gateway.metrics import Metrics
+from gateway.page.details import Details
 from gateway.page.feed import Feed
 from gateway.page.guard import Guard
 from gateway.texts import Texts
@@ -32,6 +33,7 @@ class Gateway:
         self.runtime = runtime
         self.upstream = Upstream(runtime)
         self.feed = Feed(self.upstream)
+        self.details = Details(self.upstream)
         self.guard = Guard(config)
         self.texts = Texts(Path(config.model))
         self.grammars = Grammars(Path(config.model), self.model.vocab_size, self.model.eos_token_ids)

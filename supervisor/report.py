@@ -50,6 +50,7 @@ def print_table(
     console.print("Chat:   python -m client chat", highlight=False)
     console.print("Watch:  python -m client status", highlight=False)
     if gateway is not None:
+        console.print(f"Look:   {gateway[0]}/ (the live page)", highlight=False, soft_wrap=True)
         console.print(
             f"HTTP:   {gateway[0]}/v1 (OpenAI's API; described at {gateway[0]}/docs)", highlight=False, soft_wrap=True
         )

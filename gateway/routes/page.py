@@ -88,7 +88,7 @@ async def block(replica: int, block_id: int, gateway: Shared) -> Response:
     if not (0 <= replica < 2**31 and 0 <= block_id < 2**31):
         raise ApiError(400, "replica and block_id are not negative and below 2^31")
     try:
-        info = await (await gateway.upstream.client()).block(replica, block_id)
+        info = await gateway.details.ask(lambda client: client.block(replica, block_id))
     except ClientError as error:
         raise from_client(error, "block_id") from None
     content = {name: getattr(info, name) for name in info.__struct_fields__}
@@ -101,7 +101,7 @@ async def block(replica: int, block_id: int, gateway: Shared) -> Response:
 async def table(request_id: str, gateway: Shared) -> Response:
     """The block table of a running request; without tables if it does not run."""
     try:
-        found = await (await gateway.upstream.client()).table(request_id)
+        found = await gateway.details.ask(lambda client: client.table(request_id))
     except ClientError as error:
         raise from_client(error, "request_id") from None
     content = {name: getattr(found, name) for name in found.__struct_fields__}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from client import ServerUnavailable
 from gateway.errors import ApiError
+from gateway.page.details import Details
 from gateway.page.encoding import Frame, blocks, encode
 from gateway.page.feed import KEPT_STEPS, MOST_VIEWERS, Feed
 from gateway.upstream import Upstream
@@ -146,6 +148,23 @@ def test_steps_reach_every_viewer_once_and_only_the_last_are_kept() -> None:
     rows[:, 0] = np.arange(KEPT_STEPS)
     whole = data(encode(None, Frame(1, 0, snapshot(), (rows,))))
     assert len(whole["replicas"][0]["new_steps"]) == KEPT_STEPS
+
+
+def test_details_are_asked_for_one_at_a_time_with_a_pause_between() -> None:
+    async def work() -> None:
+        upstream = Scripted(changing)
+        details = Details(upstream, pause_s=0.01)
+        loop = asyncio.get_running_loop()
+        asked: list[float] = []
+
+        async def question(client: Any) -> Snapshot:
+            asked.append(loop.time())
+            return await upstream.snapshot(())  # fails if another is under way
+
+        await asyncio.gather(*(details.ask(question) for _ in range(8)))
+        assert all(later - earlier >= 0.009 for earlier, later in itertools.pairwise(asked))
+
+    run(work)
 
 
 def test_there_is_a_limit_to_the_number_of_pages() -> None:

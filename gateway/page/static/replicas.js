@@ -134,8 +134,17 @@ export class Replicas {
       this.box.append(card.element);
     }
     const most = Math.max(...this.world.replicas.map((replica) => replica.cells.length));
-    this.box.classList.toggle("large", most > LARGE);
+    this.#layOut(most > LARGE);
     for (const card of this.cards) card.update();
+  }
+
+  /** Where the maps are tall, the details stand beside them instead of below. */
+  #layOut(large) {
+    if (this.box.classList.contains("large") === large) return;
+    this.box.classList.toggle("large", large);
+    const inspect = byId("inspect");
+    if (large) document.querySelector(".side").append(inspect);
+    else document.querySelector(".happened").before(inspect);
   }
 
   /** Draw a request's block table into the map of its replica; null: none. */

@@ -76,7 +76,7 @@ export class Requests {
   }
 
   update() {
-    const requests = this.world.requests;
+    const requests = [...this.world.requests].sort((a, b) => this.isOwn(b.id) - this.isOwn(a.id));
     byId("requests-empty").hidden = requests.length > 0;
     byId("requests-box").hidden = requests.length === 0;
     const hidden = this.world.unfinished - requests.length;
@@ -100,7 +100,7 @@ export class Requests {
   }
 
   #key(event) {
-    const ids = this.world.requests.map((request) => request.id);
+    const ids = [...this.list.children].map((row) => row.dataset.request);
     if (!ids.length) return;
     const at = ids.indexOf(this.selected);
     const to = { ArrowDown: at + 1, ArrowUp: at < 0 ? ids.length - 1 : at - 1, Home: 0, End: ids.length - 1 }[event.key];
