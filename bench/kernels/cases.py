@@ -141,6 +141,7 @@ class DecodeStepCase:
     block_size: int
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
+    eager: bool = False  # on a GPU: every kernel launched, no recorded step replayed
     target: Target | None = None
 
     kind = "decode_step"
@@ -235,6 +236,7 @@ def cuda_cases() -> list[Case]:
         replace(step, name="decode step 64 x 4096, Llama 3 8B", seq_len=4096),
         CopyBlocksCase("copy_blocks 64, 32 layers", heads, 64, 32, page),
         replace(step, name="decode step 64 x 4096, Llama 3 8B, fp8 cache", seq_len=4096, kv_dtype="fp8_e4m3"),
+        replace(step, name="decode step 64 x 1024, Llama 3 8B, launched", eager=True),
         WriteKVCase("write_kv 2048 tokens, fp8 cache", heads, 2048, page, kv_dtype="fp8_e4m3"),
         SlotMappingCase("slot_mapping of that chunk and its decodes", *mixed, page),
         WriteKVCase("write_kv 64 tokens", heads, 64, page),

@@ -24,10 +24,10 @@ from bench.kernels.work import ModelShape
 from protocol.arrays import pack, unpack
 from protocol.config import EngineConfig
 from protocol.digest import TableDigest
-from protocol.messages import NewRequestData, SamplingParams, SchedulerOutput
+from protocol.messages import ModelRunnerOutput, NewRequestData, SamplingParams, SchedulerOutput
 from protocol.model_config import ModelConfig
 from worker.kv_cache import block_bytes
-from worker.runner import ModelRunner
+from worker.server import runner_class
 
 WARM_UP_STEPS = 3
 MOST_STEPS = 40
@@ -107,7 +107,7 @@ class SteadyDecode:
 
 
 def measure_decode_step(case: DecodeStepCase, backend_name: str, bench: Bench, limit_s: float) -> Measured:
-    """From plan to tokens on the host, by the wall clock."""
+    """From tokens on the host to the next ones there, by the wall clock, with as many steps under way as a worker has."""
     first_len = case.seq_len - MOST_STEPS // 2  # so that the average step is the case's
     decode = SteadyDecode(case.batch, first_len, case.block_size, MOST_STEPS + WARM_UP_STEPS + 2)
     max_model_len = first_len + MOST_STEPS + WARM_UP_STEPS + 2
@@ -127,21 +127,27 @@ def measure_decode_step(case: DecodeStepCase, backend_name: str, bench: Bench, l
             max_num_seqs=case.batch,
             max_num_batched_tokens=max(case.batch, 512),
             load_format="dummy",
+            enforce_eager=case.eager,
         )
-        runner = ModelRunner(config, bench.num_threads or 1)
+        runner = runner_class(config)(config, bench.num_threads or 1)
     with torch.inference_mode():
         fill(runner.cache.tensors)
         runner.warm_up()
-        runner.batch.start_epoch(0)
+        runner.start_epoch(0)
         bench.synchronize()
         ends, parts = [], []
-        deadline = time.perf_counter() + limit_s
-        for step in range(WARM_UP_STEPS + MOST_STEPS):
-            result = runner.run(decode.next_plan())
+
+        def deliver(result: ModelRunnerOutput) -> None:
             ends.append(time.perf_counter())
             parts.append(unpack(result.timings_us, "timings_us"))
-            if step > WARM_UP_STEPS and ends[-1] > deadline:
+
+        deadline = time.perf_counter() + limit_s
+        for _ in range(WARM_UP_STEPS + MOST_STEPS):
+            runner.submit(decode.next_plan(), deliver)
+            if len(ends) > WARM_UP_STEPS + 1 and ends[-1] > deadline:
                 break
+        runner.flush(deliver)
+        runner.close()
     samples = np.diff(ends)[WARM_UP_STEPS - 1 :] * 1e6
     medians = np.median(np.stack(parts[WARM_UP_STEPS:]), axis=0)
     return Measured(
