@@ -107,7 +107,7 @@ class SteadyDecode:
 
 
 def measure_decode_step(case: DecodeStepCase, backend_name: str, bench: Bench, limit_s: float) -> Measured:
-    """From tokens on the host to the next ones there, by the wall clock, with as many steps under way as a worker has."""
+    """From tokens on the host to the next ones there, by the wall clock, with the steps under way that a worker has."""
     first_len = case.seq_len - MOST_STEPS // 2  # so that the average step is the case's
     decode = SteadyDecode(case.batch, first_len, case.block_size, MOST_STEPS + WARM_UP_STEPS + 2)
     max_model_len = first_len + MOST_STEPS + WARM_UP_STEPS + 2
