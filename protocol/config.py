@@ -36,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     seed: int = 0
     load_format: Literal["auto", "dummy"] = "auto"
+    quantization: Literal["none", "int8"] = "none"
+    """int8: matrix products with 8-bit weights and activations, on the CPU."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     transport: Literal["ipc", "tcp"] = "ipc"
     client_port: int = 0

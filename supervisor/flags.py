@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model", metavar="X", help="folder, .gguf file or Hugging Face id (default: SmolLM2-135M-Instruct)"
     )
     choice(model, "--dtype", ("auto", "float32", "bfloat16", "float16"), "precision of weights and KV cache")
+    choice(model, "--quantization", ("none", "int8"), "int8: 8-bit weights and activations, on the CPU")
     choice(model, "--load-format", ("auto", "dummy"), "dummy: random weights, for measurements")
     model.add_argument(
         "--max-model-len", type=int, metavar="N", help="longest sequence (default: the model's, at most 8192)"

@@ -35,6 +35,7 @@ def main() -> int:
     # torch is imported from here on: what is wrong above is said at once
     from kernels.selector import NoBackend
     from worker.kv_cache import KVMemoryError
+    from worker.layers.quantization import QuantizationUnavailable
     from worker.runner import StartError
     from worker.server import serve
     from worker.weights import WeightError
@@ -42,7 +43,7 @@ def main() -> int:
     try:
         incarnation = arguments.incarnation or secrets.token_hex(8)
         serve(config, arguments.worker_id, arguments.replica, incarnation, endpoints)
-    except (StartError, NoBackend, WeightError, KVMemoryError, ModelConfigError) as error:
+    except (StartError, NoBackend, WeightError, KVMemoryError, ModelConfigError, QuantizationUnavailable) as error:
         log.error("%s", error)
         return CANNOT_SERVE
     return 0

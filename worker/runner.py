@@ -109,7 +109,12 @@ class ModelRunner:
             on_bytes=lambda done: on_progress(min(1.0, done / total)),
         )
         self.model = build_model(
-            self.model_config, weights, self.dtype, self.device, max_positions=config.max_model_len
+            self.model_config,
+            weights,
+            self.dtype,
+            self.device,
+            max_positions=config.max_model_len,
+            quantization=config.quantization,
         )
         scales = find_scales(self.model, self.kv_dtype, config.max_model_len) if self.kv_dtype else None
         cache_dtype = self.kv_dtype or self.dtype

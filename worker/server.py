@@ -91,7 +91,7 @@ class Worker:
             max_num_seqs=config.max_num_seqs,
             kv_memory_id=runner.cache.memory_id,
             device=str(runner.device),
-            dtype=str(runner.dtype).removeprefix("torch."),
+            dtype=str(runner.dtype).removeprefix("torch.") + (" + int8" if config.quantization == "int8" else ""),
             attention_backend=runner.backend.name,
             backend_reason=runner.selection.reason,
         )

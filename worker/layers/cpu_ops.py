@@ -30,8 +30,8 @@ class CpuOps:
         self.dtype = dtype
         # What the kernels are told of the dtype: one element of the type as which they read it.
         self._kind = np.uint16(0) if dtype is torch.bfloat16 else np.float32(0)
-        self._norm_out = _Buffer(dtype)
-        self._gate_out = _Buffer(dtype)
+        self._norm_out = Buffer(dtype)
+        self._gate_out = Buffer(dtype)
 
     def add_norm(self, residual: Tensor, x: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         rows, size = residual.shape
@@ -58,7 +58,7 @@ class CpuOps:
         return out
 
 
-class _Buffer:
+class Buffer:
     """A tensor and its address, made anew when another shape is asked for."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -85,24 +85,24 @@ def _pointer(typing_context, address, kind):
     return types.CPointer(kind)(address, kind), generate
 
 
-def _load(value: Any) -> Any:
+def load(value: Any) -> Any:
     """float32 of an array element: itself, or bfloat16 bits widened."""
     raise NotImplementedError("compiled code only")
 
 
-def _store(array: Any, index: Any, value: Any) -> None:
+def store(array: Any, index: Any, value: Any) -> None:
     """array[index] = float32 value, rounded to nearest even if the array holds bfloat16 bits."""
     raise NotImplementedError("compiled code only")
 
 
-@overload(_load, jit_options=_OPTIONS)
+@overload(load, jit_options=_OPTIONS)
 def _overload_load(value):
     if value == types.uint16:
         return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
     return lambda value: value
 
 
-@overload(_store, jit_options=_OPTIONS)
+@overload(store, jit_options=_OPTIONS)
 def _overload_store(array, index, value):
     if array.dtype != types.uint16:
 
@@ -123,15 +123,15 @@ def _overload_store(array, index, value):
 
 
 @njit(**_OPTIONS)
-def _matrix(kind, address, rows, columns):
+def matrix(kind, address, rows, columns):
     return carray(_pointer(address, kind), (rows, columns))  # type: ignore[call-arg]
 
 
 @njit(**_OPTIONS)
 def _add_norm(kind, residual_at, x_at, weight_at, eps, out_at, rows, size):
-    residual = _matrix(np.float32(0), residual_at, rows, size)
-    weight = _matrix(np.float32(0), weight_at, 1, size)[0]
-    out = _matrix(kind, out_at, rows, size)
+    residual = matrix(np.float32(0), residual_at, rows, size)
+    weight = matrix(np.float32(0), weight_at, 1, size)[0]
+    out = matrix(kind, out_at, rows, size)
     for t in range(rows):
         row, result = residual[t], out[t]
         total = np.float32(0)
@@ -139,37 +139,37 @@ def _add_norm(kind, residual_at, x_at, weight_at, eps, out_at, rows, size):
             for i in range(size):
                 total += row[i] * row[i]
         else:
-            added = _matrix(kind, x_at, rows, size)[t]
+            added = matrix(kind, x_at, rows, size)[t]
             for i in range(size):
-                value = row[i] + _load(added[i])
+                value = row[i] + load(added[i])
                 row[i] = value
                 total += value * value
         scale = np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(eps))
         for i in range(size):
-            _store(result, i, row[i] * scale * weight[i])
+            store(result, i, row[i] * scale * weight[i])
 
 
 @njit(**_OPTIONS)
 def _norm_heads(kind, at, num_rows, width, first, count, weight_at, size, eps):
-    rows = _matrix(kind, at, num_rows, width)
-    weight = _matrix(np.float32(0), weight_at, 1, size)[0]
+    rows = matrix(kind, at, num_rows, width)
+    weight = matrix(np.float32(0), weight_at, 1, size)[0]
     for t in range(num_rows):
         for h in range(first, first + count):
             head = rows[t, h * size : (h + 1) * size]
             total = np.float32(0)
             for i in range(size):
-                value = _load(head[i])
+                value = load(head[i])
                 total += value * value
             scale = np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(eps))
             for i in range(size):
-                _store(head, i, _load(head[i]) * scale * weight[i])
+                store(head, i, load(head[i]) * scale * weight[i])
 
 
 @njit(**_OPTIONS)
 def _rotate(kind, at, num_rows, width, count, positions_at, table_at, num_positions, size):
-    rows = _matrix(kind, at, num_rows, width)
-    positions = _matrix(np.int64(0), positions_at, 1, num_rows)[0]
-    table = _matrix(np.float32(0), table_at, num_positions, size)
+    rows = matrix(kind, at, num_rows, width)
+    positions = matrix(np.int64(0), positions_at, 1, num_rows)[0]
+    table = matrix(np.float32(0), table_at, num_positions, size)
     half = size // 2
     for t in range(num_rows):
         position = min(max(positions[t], 0), num_positions - 1)  # never a read outside the table
@@ -178,9 +178,9 @@ def _rotate(kind, at, num_rows, width, count, positions_at, table_at, num_positi
             left = rows[t, 2 * h * half : (2 * h + 1) * half]
             right = rows[t, (2 * h + 1) * half : (2 * h + 2) * half]
             for i in range(half):
-                a, b = _load(left[i]), _load(right[i])
-                _store(left, i, a * cos[i] - b * sin[i])
-                _store(right, i, b * cos[i] + a * sin[i])
+                a, b = load(left[i]), load(right[i])
+                store(left, i, a * cos[i] - b * sin[i])
+                store(right, i, b * cos[i] + a * sin[i])
 
 
 @njit(**_OPTIONS)
@@ -204,10 +204,10 @@ def _exp(x):
 
 @njit(**_OPTIONS)
 def _silu_and_mul(kind, gate_up_at, out_at, rows, size):
-    gate_up = _matrix(kind, gate_up_at, rows, 2 * size)
-    out = _matrix(kind, out_at, rows, size)
+    gate_up = matrix(kind, gate_up_at, rows, 2 * size)
+    out = matrix(kind, out_at, rows, size)
     for t in range(rows):
         gate, up, result = gate_up[t, :size], gate_up[t, size:], out[t]
         for i in range(size):
-            value = _load(gate[i])
-            _store(result, i, value / (np.float32(1) + _exp(-value)) * _load(up[i]))
+            value = load(gate[i])
+            store(result, i, value / (np.float32(1) + _exp(-value)) * load(up[i]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.layers.linear import Linear
+from worker.layers.quantization import make_linear
 from worker.top import top
 
 REFINED = 16
@@ -18,16 +18,20 @@ REFINED = 16
 
 
 class OutputHead:
-    """The output projection. weight: [V, H], also kept as it is, since tied embeddings share it."""
+    """The output projection. weight: [V, H], also kept as it is, since tied embeddings share it.
 
-    def __init__(self, weight: Tensor) -> None:
+    quantization: of all products but those of the greatest, which stay float32.
+    """
+
+    def __init__(self, weight: Tensor, *, quantization: str = "none") -> None:
         self.weight = weight
-        self.linear = Linear(weight)
+        self.linear = make_linear(weight, quantization=quantization)
+        self._exact = weight.dtype is torch.float32 and quantization == "none"
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [R, H] → float32 [R, V]."""
         logits: Tensor = self.linear(hidden).float()
-        if self.weight.dtype is torch.float32 or not len(hidden):
+        if self._exact or not len(hidden):
             return logits
         _, best = top(logits, min(REFINED, logits.shape[1]))  # [R, K]
         rows = self.weight[best].float()  # [R, K, H]

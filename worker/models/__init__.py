@@ -23,10 +23,12 @@ def build_model(
     device: torch.device | str,
     *,
     max_positions: int | None = None,
+    quantization: str = "none",
 ) -> LlamaModel:
     """The network with its weights on `device`. It can be asked for positions 0 .. max_positions - 1.
 
-    Raises ValueError for an unknown architecture, WeightError if the weights are not those of this config.
+    Raises ValueError for an unknown architecture, WeightError if the weights are not those of this config,
+    QuantizationUnavailable if this device or dtype has no layers of that kind.
     """
     try:
         model_class = MODELS[config.architecture]
@@ -35,4 +37,6 @@ def build_model(
         raise ValueError(f"architecture {config.architecture!r} is not supported; supported are {known}") from None
     weights.check(model_class.tensor_shapes(config))
     with torch.inference_mode():
-        return model_class(config, weights, dtype, device, max_positions or config.max_position_embeddings)
+        return model_class(
+            config, weights, dtype, device, max_positions or config.max_position_embeddings, quantization
+        )

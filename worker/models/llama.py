@@ -8,7 +8,7 @@ the next begins, from the metadata. Tensor names are Hugging Face's. Sources: To
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 import torch
@@ -19,8 +19,9 @@ from kernels.backend import AttentionBackend
 from kernels.metadata import AttentionMetadata
 from protocol.model_config import ModelConfig
 from worker.layers.head import OutputHead
-from worker.layers.linear import Linear, float32_is_faster
+from worker.layers.linear import float32_is_faster
 from worker.layers.ops import make_ops
+from worker.layers.quantization import QuantizationUnavailable, make_linear, why_unavailable
 from worker.layers.rope import rope_table
 from worker.weights import WeightSource
 
@@ -41,20 +42,28 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device | str,
         max_positions: int,
+        quantization: str = "none",
     ) -> None:
+        """quantization: "none", or "int8": 8-bit weights and activations in all matrix products but attention's.
+
+        Raises QuantizationUnavailable.
+        """
+        if quantization != "none" and (reason := why_unavailable(device, dtype)) is not None:
+            raise QuantizationUnavailable(reason)
+        self.quantization = quantization
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
         self._weights: WeightSource | None = weights
         self._shapes = self.tensor_shapes(config)
         self.ops = make_ops(dtype, device)
-        self.widen = _may_widen(config, dtype, self.device)
+        self.widen = quantization == "none" and _may_widen(config, dtype, self.device)
         self.rope = rope_table(config, max_positions, device)  # float32 [max_positions, D]
         self.embedding = self._load("model.embed_tokens.weight")  # [V, H]
         self.layers = [DecoderLayer(self, index) for index in range(config.num_layers)]
         self.norm = self._load("model.norm.weight").float()
         head = self.embedding if config.tie_word_embeddings else self._load("lm_head.weight")
-        self.lm_head = OutputHead(head)
+        self.lm_head = OutputHead(head, quantization=quantization)
         self._weights = None  # closes the files
 
     @staticmethod
@@ -119,11 +128,12 @@ class LlamaModel:
         assert self._weights is not None, "weights are loaded once"
         return self._weights.take(name, self._shapes[name]).to(device=self.device, dtype=self.dtype)
 
-    def _load_linear(self, prefix: str, *names: str) -> Linear:
+    def _load_linear(self, prefix: str, *names: str) -> Callable[[Tensor], Tensor]:
         """The linear layers of these names as one, stacked by their outputs."""
         weight = [self._load(f"{prefix}{name}.weight") for name in names]
         biases = [self._load(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in self._shapes]
-        return Linear(torch.cat(weight), torch.cat(biases) if biases else None, widen=self.widen)
+        bias = torch.cat(biases) if biases else None
+        return make_linear(torch.cat(weight), bias, quantization=self.quantization, widen=self.widen)
 
 
 def _may_widen(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
