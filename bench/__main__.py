@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import serve
+from bench import perplexity, serve
 from bench.control import command as control
 from bench.gpu import command as gpu
 from bench.kernels import command as kernels
@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_parser(subcommands)
     kernels.add_parser(subcommands)
     control.add_parser(subcommands)
+    perplexity.add_parser(subcommands)
     gpu.add_parser(subcommands)
     args = parser.parse_args(argv)
     try:
