@@ -37,6 +37,8 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """Plain text (sent as it is, no chat template), token ids, or a conversation."""
 
 _Answer = TypeVar("_Answer", m.ServerInfo, m.Status, m.MetricsSnapshot, m.Snapshot, m.BlockInfo, m.RequestTable)
+_PROFILE_REPORT_S = 30.0
+"""How long the server waits for a worker to write its report."""
 _GOODBYE_S = 1.0
 """How long closing waits for the server to confirm aborts."""
 
@@ -192,6 +194,15 @@ class AsyncClient:
                 last = chunk.last
                 yield chunk.events
 
+    async def profile(self, replica: int = 0, *, steps: int = 20, seconds: float = 30.0) -> m.ProfileReport:
+        """What the next steps of a replica's worker spend where; of fewer steps if that takes longer than `seconds`.
+
+        Raises RequestRejected, with code overloaded if it is being profiled already, worker_lost if it dies.
+        """
+        with self._calls.open() as call:
+            self._send(m.StartProfile(call.query_id, replica, steps, seconds))
+            return cast(m.ProfileReport, await self._answer(call, seconds + _PROFILE_REPORT_S + self._timeout_s))
+
     async def _answer(self, call: Call, timeout_s: float | None = None) -> Any:
         """The next answer of a call, from a server that is expected to take no longer than `timeout_s`."""
         try:
@@ -318,7 +329,7 @@ class AsyncClient:
                 else:
                     refusal = RequestRejected(message.code, message.message, message.param)
                     self._calls.deliver(message.request_id, refusal)
-            case m.PrefixExplanation() | m.TraceChunk():
+            case m.PrefixExplanation() | m.TraceChunk() | m.ProfileReport():
                 self._calls.deliver(message.query_id, message)
             case m.ServerInfo() | m.Status() | m.MetricsSnapshot() | m.Snapshot() | m.BlockInfo() | m.RequestTable():
                 for future in self._waiting.pop(type(message), []):

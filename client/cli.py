@@ -9,10 +9,17 @@ from __future__ import annotations
 import os
 import sys
 
-from client.commands import ask, batch, chat, status, top, trace
+from client.commands import ask, batch, chat, profile, status, top, trace
 from client.errors import ClientError
 
-_COMMANDS = {"chat": chat.main, "batch": batch.main, "status": status.main, "top": top.main, "trace": trace.main}
+_COMMANDS = {
+    "chat": chat.main,
+    "batch": batch.main,
+    "profile": profile.main,
+    "status": status.main,
+    "top": top.main,
+    "trace": trace.main,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

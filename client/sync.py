@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from client.aio import AsyncClient, Prompt
 from client.chunk import Chunk, Completion
 from client.tokenizer import Tokenizer
-from protocol.messages import MetricsSnapshot, PrefixExplanation, SamplingParams, ServerInfo, Status
+from protocol.messages import MetricsSnapshot, PrefixExplanation, ProfileReport, SamplingParams, ServerInfo, Status
 
 _Result = TypeVar("_Result")
 
@@ -71,6 +71,10 @@ class Client:
     def explain_prefix(self, prompt: Prompt, *, cache_salt: str = "") -> PrefixExplanation:
         """How much of a prompt the server has cached, where, and what ends it."""
         return self._run(self._client.explain_prefix(prompt, cache_salt=cache_salt))
+
+    def profile(self, replica: int = 0, *, steps: int = 20, seconds: float = 30.0) -> ProfileReport:
+        """What the next steps of a replica's worker spend where."""
+        return self._run(self._client.profile(replica, steps=steps, seconds=seconds))
 
     def metrics(self) -> MetricsSnapshot:
         """Everything the server counts, of one moment."""

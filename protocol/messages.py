@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length", "abort", "kv_capacity", "error"]
 kv_capacity: the sequence outgrew the whole pool while alone. error: the message says what happened."""
 
 RejectCode = Literal[
-    "invalid_request", "too_long", "duplicate_request", "unknown_request", "overloaded", "shutting_down"
+    "invalid_request", "too_long", "duplicate_request", "unknown_request", "overloaded", "shutting_down", "worker_lost"
 ]
 
 
@@ -247,14 +247,48 @@ class CountKernels(_Message, tag="count_kernels", frozen=True):
     on: bool
 
 
+class ProfileSteps(_Message, tag="profile_steps", frozen=True):
+    """Scheduler → worker: profile your next steps, then send ProfileResult; 0: send what you have."""
+
+    steps: int
+
+
+class KernelShare(msgspec.Struct, array_like=True, frozen=True):
+    """One kernel or operation of a profile: how often it ran, and its own time, without what it called."""
+
+    name: str
+    calls: int
+    self_us: int
+
+
+class Profile(msgspec.Struct, array_like=True, frozen=True):
+    """What some steps of a worker spent where."""
+
+    steps: int
+    """That ran; perhaps fewer than asked for."""
+    wall_us: int
+    """Of all these steps together, the profiler's own cost included."""
+    device: str
+    """cuda: the kernels of the GPU are listed; cpu: operations of the CPU."""
+    kernels: tuple[KernelShare, ...]
+    """The most expensive first."""
+
+
+class ProfileResult(_Message, tag="profile_result", frozen=True):
+    """Worker → scheduler: the profile that was asked for; sent when its last step has run."""
+
+    epoch: int
+    profile: Profile
+
+
 class StopWorker(_Message, tag="stop", frozen=True):
     """Scheduler → worker: finish and exit with code 0."""
 
     reason: str
 
 
-WorkerToScheduler = Hello | ModelRunnerOutput | PlanRefused | Heartbeat
-SchedulerToWorker = Welcome | Refused | SchedulerOutput | CountKernels | StopWorker
+WorkerToScheduler = Hello | ModelRunnerOutput | PlanRefused | Heartbeat | ProfileResult
+SchedulerToWorker = Welcome | Refused | SchedulerOutput | CountKernels | ProfileSteps | StopWorker
 
 
 # ------------------------------------------------------------------------------------------------ client plane
@@ -310,6 +344,18 @@ class StartTrace(_Message, tag="start_trace", frozen=True):
 
     query_id: str
     seconds: float
+
+
+class StartProfile(_Message, tag="start_profile", frozen=True):
+    """Client → scheduler: profile steps of a replica's worker. Answered by ProfileReport, or by Rejected with
+    `query_id` as its request id: also when the worker dies meanwhile."""
+
+    query_id: str
+    replica: int
+    steps: int
+    """1 to 1000."""
+    seconds: float
+    """Report what has run by then; at most 600."""
 
 
 class GetSnapshot(_Message, tag="get_snapshot", frozen=True):
@@ -609,6 +655,14 @@ class PrefixExplanation(_Message, tag="prefix_explanation", frozen=True):
     replicas: tuple[ReplicaPrefix, ...]
 
 
+class ProfileReport(_Message, tag="profile_report", frozen=True):
+    """Scheduler → client: the profile that was asked for."""
+
+    query_id: str
+    worker_id: str
+    profile: Profile
+
+
 class TraceChunk(_Message, tag="trace_chunk", frozen=True):
     """Scheduler → client: what was recorded since the chunk before."""
 
@@ -627,6 +681,7 @@ ClientToScheduler = (
     | GetMetrics
     | ExplainPrefix
     | StartTrace
+    | StartProfile
     | GetSnapshot
     | GetBlock
     | GetTable
@@ -642,6 +697,7 @@ SchedulerToClient = (
     | MetricsSnapshot
     | PrefixExplanation
     | TraceChunk
+    | ProfileReport
     | Snapshot
     | BlockInfo
     | RequestTable

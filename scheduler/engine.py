@@ -29,6 +29,7 @@ from scheduler.commit import Outcome, commit
 from scheduler.connections import Connections
 from scheduler.planner import HoldPolicy, Planner
 from scheduler.prefix_explanation import explain_prefix
+from scheduler.profiles import MOST_SECONDS, MOST_STEPS, Profiles
 from scheduler.queue import RequestQueue
 from scheduler.replica import Replica, Step
 from scheduler.reports import keep, kept, new_prompt_logprobs, problem_with
@@ -95,6 +96,7 @@ class Engine:
         self.finished: dict[str, int] = dict.fromkeys(get_args(m.FinishReason), 0)
         """Requests that are over, by reason."""
         self.tracing = Tracing(pid)
+        self.profiles = Profiles()
         self.dropped_frames = 0
         self._strange_messages = 0
         """Well-formed, but from someone who never was a worker of ours."""
@@ -147,6 +149,7 @@ class Engine:
                 self.dropped_frames = dropped_frames
                 self._look_for_silent_workers(now)
                 self._look_for_gone_clients()
+                self._look_for_late_profiles(now)
 
     def _pump(self, now: float) -> None:
         """Plan for every replica that may have another step in flight, until none has anything to run."""
@@ -213,6 +216,13 @@ class Engine:
                     worker.last_seen = now
             case m.ModelRunnerOutput():
                 self._result(identity, message, now)
+            case m.ProfileResult(_, profile):
+                worker = self.workers.get(identity)
+                if worker is None or message.epoch != worker.epoch:
+                    self._count_fenced(identity)
+                elif wait := self.profiles.end(worker.hello.replica):
+                    report = m.ProfileReport(wait.query_id, worker.hello.worker_id, profile)
+                    self._actions.append(e.ToClient(wait.client, report))
             case m.PlanRefused():
                 worker = self.workers.get(identity)
                 if worker is None or message.epoch != worker.epoch:
@@ -338,6 +348,9 @@ class Engine:
         void = replica.step_log.lost()
         bound = replica.lose()
         self.tracing.worker_lost(worker.hello, reason, void, bound, self.now)
+        if wait := self.profiles.end(replica.index):
+            problem = f"{worker.hello.worker_id} was lost while it was profiled: {reason}"
+            self._reject(wait.client, wait.query_id, InvalidRequest("worker_lost", problem))
         replica.stats.recoveries += 1
         for request in bound:
             request.replica = None
@@ -420,6 +433,11 @@ class Engine:
             case m.ExplainPrefix():
                 try:
                     self._actions.append(e.ToClient(identity, self._explain_prefix(message)))
+                except InvalidRequest as error:
+                    self._reject(identity, message.query_id, error)
+            case m.StartProfile():
+                try:
+                    self._start_profile(identity, message)
                 except InvalidRequest as error:
                     self._reject(identity, message.query_id, error)
             case m.StartTrace():
@@ -664,6 +682,31 @@ class Engine:
     def _have_kernels_counted(self, on: bool) -> None:
         for worker in self.workers.values():
             self._actions.append(e.ToWorker(worker.identity, m.CountKernels(on)))
+
+    # ---------------------------------------------------------------------------------------------------- profiles
+
+    def _start_profile(self, identity: bytes, start: m.StartProfile) -> None:
+        if not 0 <= start.replica < len(self.replicas):
+            raise InvalidRequest("invalid_request", f"replica must be 0 to {len(self.replicas) - 1}", "replica")
+        if not 1 <= start.steps <= MOST_STEPS:
+            raise InvalidRequest("invalid_request", f"steps must be 1 to {MOST_STEPS}", "steps")
+        if not 0 < start.seconds <= MOST_SECONDS:
+            raise InvalidRequest("invalid_request", f"seconds must be above 0, at most {MOST_SECONDS:g}", "seconds")
+        worker = self._worker_of(self.replicas[start.replica])
+        if worker is None:
+            raise InvalidRequest("worker_lost", f"no worker serves replica {start.replica} now", "replica")
+        if self.profiles.running(start.replica):
+            raise InvalidRequest("overloaded", f"{worker.hello.worker_id} is being profiled already", "replica")
+        self.profiles.start(start.replica, identity, start.query_id, self.now + start.seconds)
+        self._actions.append(e.ToWorker(worker.identity, m.ProfileSteps(start.steps)))
+
+    def _look_for_late_profiles(self, now: float) -> None:
+        for replica in self.profiles.to_stop(now):
+            worker = self._worker_of(self.replicas[replica])
+            assert worker is not None, "a profile ends with its worker"
+            self._actions.append(e.ToWorker(worker.identity, m.ProfileSteps(0)))
+        for wait in self.profiles.given_up(now):
+            self._reject(wait.client, wait.query_id, InvalidRequest("worker_lost", "the worker sent no profile"))
 
     # --------------------------------------------------------------------------------------------------- inspection
 

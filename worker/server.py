@@ -18,6 +18,7 @@ from worker.batch import DigestMismatch, PlanError
 from worker.heartbeat import HeartbeatThread
 from worker.kernel_calls import KernelCalls
 from worker.pipelined import PipelinedRunner
+from worker.profiler import StepProfiler
 from worker.runner import ModelRunner, StartError, pick_device
 
 _LOG = logging.getLogger("worker")
@@ -52,6 +53,8 @@ class Worker:
         )
         self._diverged = False
         self._kernel_calls = KernelCalls()
+        self._profiler = StepProfiler()
+        self._epoch = 0
 
     def run(self) -> None:
         """Serve until told to stop. Raises StartError when the scheduler refuses this worker or does not answer."""
@@ -103,7 +106,15 @@ class Worker:
     def _handle(self, message: m.SchedulerToWorker) -> None:
         match message:
             case m.SchedulerOutput():
-                self._run_plan(message)
+                with self._profiler.step(self.runner):
+                    self._run_plan(message)
+                if self._profiler.complete:
+                    self._send_profile()
+            case m.ProfileSteps(steps):
+                if steps:
+                    self._profiler.start(steps)
+                elif self._profiler.active:
+                    self._send_profile()
             case m.CountKernels(on):
                 if on:
                     self._kernel_calls.start(self.runner.counters)
@@ -112,6 +123,7 @@ class Worker:
             case m.Welcome(replica, epoch, _):
                 self.runner.start_epoch(epoch)
                 self._diverged = False
+                self._epoch = epoch
                 _LOG.info("welcome: replica %d, epoch %d (protocol %d)", replica, epoch, PROTOCOL_VERSION)
             case m.Refused(reason):
                 raise StartError(f"refused by the scheduler: {reason}")
@@ -121,6 +133,9 @@ class Worker:
 
     def _send(self, message: m.ModelRunnerOutput | m.PlanRefused) -> None:
         self._socket.send(codec.encode(self._kernel_calls.add_to(message, self.runner.counters)))
+
+    def _send_profile(self) -> None:
+        self._socket.send(codec.encode(m.ProfileResult(self._epoch, self._profiler.report())))
 
     def _run_plan(self, plan: m.SchedulerOutput) -> None:
         """Run a plan, or say why not; after a refusal nothing runs until the next epoch."""
