@@ -27,6 +27,7 @@ _ID = re.compile(r"\d{1,9}")
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 """The first that is wrong is told; to collect them all would take seconds."""
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -67,7 +68,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json", description="a JSON schema, also as text")
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: Texts | None = None
     json_object: bool | None = None
 
 
@@ -101,7 +102,7 @@ class Generation(Body, Unsupported):
     structured_outputs: StructuredOutputs | None = Field(None, description="the same, as vLLM names it")
     guided_json: dict[str, Any] | bool | str | None = Field(None, description="vLLM's older structured_outputs.json")
     guided_regex: str | None = Field(None, description="vLLM's older structured_outputs.regex")
-    guided_choice: list[str] | None = Field(None, min_length=1, description="vLLM's older structured_outputs.choice")
+    guided_choice: Texts | None = Field(None, description="vLLM's older structured_outputs.choice")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower runs first")

@@ -25,6 +25,7 @@ BODIES: dict[str, tuple[str, Any]] = {
     "empty lists": (TEXT, {"prompt": [[]] * 1_000_000}),
     "parameters": (TEXT, {"prompt": "a", **{f"x{i}": 1 for i in range(300_000)}}),
     "biases": (TEXT, {"prompt": "a", "logit_bias": {str(i): 1 for i in range(300_000)}}),
+    "choices": (TEXT, {"prompt": "a", "guided_choice": [1] * 1_000_000}),
     "messages": (CHAT, {"messages": [{"role": 1, "content": [{"type": "x"}]}] * 90_000}),
     "parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "x"}] * 200_000}]}),
     "token ids": (TEXT, {"prompt": [1] * 1_000_000}),
