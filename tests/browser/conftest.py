@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.integration.deployment import Deployment
 from tests.tiny_model import write_tiny_model
@@ -23,6 +23,10 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 WORKERS = ("worker-0", "worker-1")
+
+TIMEOUT_MS = 30_000
+"""For whatever is waited for: a busy machine takes seconds to start a process."""
+expect.set_options(timeout=TIMEOUT_MS)
 
 collect_ignore_glob = [] if CHROMIUM else ["*"]
 
@@ -71,7 +75,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(TIMEOUT_MS)
     yield context
     context.close()
 

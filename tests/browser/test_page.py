@@ -7,9 +7,8 @@ import itertools
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -19,22 +18,33 @@ from tests.integration.deployment import Deployment
 
 LONG = 3000
 """Tokens of a request that is still running when a person has looked and clicked."""
+BODY = {"prompt": list(range(40)), "ignore_eos": True, "temperature": 0}
 
 
 @contextmanager
-def long_request(server: Deployment, name: str = "watched", tokens: int = LONG) -> Iterator[Future[dict[str, Any]]]:
-    """A request under way; its answer must come whole."""
-    body = {"prompt": list(range(40)), "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+def running(server: Deployment, name: str) -> Iterator[None]:
+    """A request that runs until the block is left (or its 4,000 tokens are made)."""
+    body = {**BODY, "max_tokens": 4000, "stream": True}
+    url = server.endpoints["http"] + "/v1/completions"
+    with httpx.stream("POST", url, json=body, headers={"X-Request-Id": name}, timeout=60) as answer:
+        assert answer.status_code == 200
+        yield
+
+
+@contextmanager
+def to_the_end(server: Deployment, name: str) -> Iterator[None]:
+    """A request of LONG tokens, all of which must have come in the end."""
+    body = {**BODY, "max_tokens": LONG}
     with ThreadPoolExecutor(1) as pool:
         url = server.endpoints["http"] + "/v1/completions"
         answer = pool.submit(lambda: httpx.post(url, json=body, headers={"X-Request-Id": name}, timeout=120).json())
-        yield answer
-        assert answer.result()["usage"]["completion_tokens"] == tokens
+        yield
+        assert answer.result()["usage"]["completion_tokens"] == LONG
 
 
 def test_a_running_request_shows_its_progress_and_its_block_table(page: Page, server: Deployment) -> None:
     expect(page.locator("#requests-empty")).to_be_visible()
-    with long_request(server, tokens=LONG // 2):
+    with running(server, "watched"):
         row = page.locator("#requests-list li", has_text="watched")
         expect(row).to_contain_text("40 prompt")
         expect(page.locator("#total-running")).to_have_text("1")
@@ -43,7 +53,7 @@ def test_a_running_request_shows_its_progress_and_its_block_table(page: Page, se
         tables = page.locator("#inspect .table")
         expect(tables).to_have_count(2)  # two cache groups
         expect(tables.nth(0).locator("li").first).to_contain_text(re.compile(r"^0\d+$"))
-        expect(tables.nth(1)).to_contain_text("null", timeout=20_000)  # what has left the window
+        expect(tables.nth(1)).to_contain_text("null")  # what has left the window
         replica = row.locator(".where").inner_text().removeprefix("replica ")
         shown = page.evaluate(
             """replica => {
@@ -60,7 +70,7 @@ def test_a_running_request_shows_its_progress_and_its_block_table(page: Page, se
 
 
 def test_a_worker_killed_by_the_button_comes_back_and_its_request_finishes(page: Page, server: Deployment) -> None:
-    with long_request(server):
+    with to_the_end(server, "watched"):
         row = page.locator("#requests-list li", has_text="watched")
         expect(row.locator(".where")).to_have_text(re.compile(r"replica \d"))
         replica = row.locator(".where").inner_text().removeprefix("replica ")
@@ -108,7 +118,7 @@ def test_a_block_tells_about_itself_under_the_pointer_and_by_keyboard(page: Page
 
 
 def test_requests_are_chosen_by_keyboard(page: Page, server: Deployment) -> None:
-    with long_request(server, "first", 500), long_request(server, "second", 500):
+    with running(server, "first"), running(server, "second"):
         expect(page.locator("#requests-list li")).to_have_count(2)
         page.focus("#requests-list")
         page.keyboard.press("End")
