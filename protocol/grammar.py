@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from protocol.messages import StructuredOutputsParams
@@ -60,16 +61,28 @@ def check_grammar(vocabulary: LLTokenizer, shape: StructuredOutputsParams) -> No
     """Raises BadGrammar unless it compiles and an output can begin."""
     matcher = compile_grammar(vocabulary, shape)
     mask = allocate_token_bitmask(1, vocabulary.vocab_size)
-    fill_mask(matcher, mask, 0)
+    fill_masks([(matcher, 0)], mask)
     if matcher.is_error():
         raise BadGrammar(_first_line(matcher.get_error()))
     if not mask.any():
         raise BadGrammar("no output satisfies it")
 
 
-def fill_mask(matcher: LLMatcher, masks: NDArray[np.int32], index: int) -> None:
-    """Write the tokens that may come next to masks[index], a bit each (int32 [⌈V / 32⌉], lowest bit first)."""
-    fill_next_token_bitmask(matcher, masks, index)
+def fill_masks(matchers: Sequence[tuple[LLMatcher, int]], masks: NDArray[np.int32], num_threads: int = 1) -> None:
+    """Write the tokens that may come next to masks[index] of each (matcher, index): a bit a token, lowest bit first.
+
+    masks: int32 [n, ⌈V / 32⌉]. Several are made in parallel.
+    """
+    if num_threads > 1 and len(matchers) > 1:
+        fill_next_token_bitmask_par(_executor(num_threads), list(matchers), masks)
+        return
+    for matcher, index in matchers:
+        fill_next_token_bitmask(matcher, masks, index)
+
+
+@cache
+def _executor(num_threads: int) -> LLExecutor:
+    return LLExecutor(num_threads)
 
 
 def source_of(shape: StructuredOutputsParams) -> str:

@@ -18,7 +18,8 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from protocol.grammar import BadGrammar, compile_grammar, fill_mask, open_vocabulary
+from kernels.transfer import to_device
+from protocol.grammar import BadGrammar, compile_grammar, fill_masks, open_vocabulary
 from protocol.messages import StructuredOutputsParams
 
 _LOG = logging.getLogger("worker")
@@ -28,10 +29,14 @@ EarlyStops = Callable[[int], "np.ndarray | None"]
 
 
 class Guides:
-    """The matchers of all guided rows. The vocabulary is read in the background, from the model's folder."""
+    """The matchers of all guided rows. The vocabulary is read in the background, from the model's folder.
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]):
+    num_threads: for the masks of several rows.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1):
         self._vocab_size = vocab_size
+        self._num_threads = num_threads
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._vocabulary: Future[LLTokenizer] = self._thread.submit(open_vocabulary, folder, vocab_size, eos_token_ids)
         self._matchers: dict[int, Future[LLMatcher]] = {}
@@ -69,15 +74,14 @@ class Guides:
         if not places:
             return
         masks = np.zeros((len(places), (self._vocab_size + 31) // 32), dtype=np.int32)
-        for index, place in enumerate(places):
-            self._fill(rows[place], masks, index, early_stops)
-        packed = torch.from_numpy(masks).to(logits.device)
+        self._fill([rows[place] for place in places], masks, early_stops)
+        packed = to_device(masks, logits.device)
         bits = (packed[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
         excluded = bits.flatten(1)[:, : self._vocab_size] == 0  # [G, V]
         if len(places) == len(rows):
             logits.masked_fill_(excluded, float("-inf"))
         else:
-            where = torch.tensor(places, device=logits.device)
+            where = to_device(np.array(places), logits.device)
             logits[where] = logits[where].masked_fill_(excluded, float("-inf"))
         for place in places:
             if rows[place] in self._broken:
@@ -106,22 +110,27 @@ class Guides:
         _LOG.warning("row %d: its grammar broke: %s", row, problem.partition("\n")[0])
         return None
 
-    def _fill(self, row: int, masks: np.ndarray, index: int, early_stops: EarlyStops) -> None:
-        matcher = self._matcher(row)
-        if matcher is None:
-            return
-        if matcher.is_stopped():
-            _set_bits(masks[index], np.array(self._vocabulary.result().eos_tokens, dtype=np.int64))
-            return
-        fill_mask(matcher, masks, index)
-        if self._matcher(row) is None:  # a limit was exceeded
-            return
-        stops = early_stops(row)
-        if stops is not None:
-            held = masks[index].copy()
-            _clear_bits(held, stops)
-            if held.any():
-                masks[index] = held
+    def _fill(self, rows: Sequence[int], masks: np.ndarray, early_stops: EarlyStops) -> None:
+        """masks: int32 [G, ⌈V / 32⌉], zeros; one for each of the rows. That of a broken grammar stays empty."""
+        running: list[tuple[LLMatcher, int]] = []
+        for index, row in enumerate(rows):
+            matcher = self._matcher(row)
+            if matcher is not None and matcher.is_stopped():
+                _set_bits(masks[index], np.array(self._vocabulary.result().eos_tokens, dtype=np.int64))
+            elif matcher is not None:
+                running.append((matcher, index))
+        fill_masks(running, masks, self._num_threads)
+        for _, index in running:
+            row = rows[index]
+            if self._matcher(row) is None:  # a limit was exceeded just now
+                masks[index] = 0
+                continue
+            stops = early_stops(row)
+            if stops is not None:
+                held = masks[index].copy()
+                _clear_bits(held, stops)
+                if held.any():
+                    masks[index] = held
 
 
 def _set_bits(mask: np.ndarray, token_ids: np.ndarray) -> None:

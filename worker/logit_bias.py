@@ -9,9 +9,9 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from kernels.transfer import to_device
 from protocol.messages import SamplingParams
 
 
@@ -72,6 +72,6 @@ class LogitBias:
                 ids.append(stops.token_ids)
                 values.append(stops.minus_inf)
         if places:
-            where = torch.from_numpy(np.stack((np.concatenate(places), np.concatenate(ids)))).to(logits.device)
-            what = torch.from_numpy(np.concatenate(values)).to(logits.device)
+            where = to_device(np.stack((np.concatenate(places), np.concatenate(ids))), logits.device)
+            what = to_device(np.concatenate(values), logits.device)
             logits.index_put_((where[0], where[1]), what, accumulate=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.transfer import to_device
 from protocol.logprobs import lists_of
 from protocol.messages import LogprobsLists
 from worker.top import top
@@ -27,7 +28,7 @@ def logprobs_of(logits: Tensor, tokens: Tensor, counts: np.ndarray) -> LogprobsL
     if not len(asked):
         return lists_of(counts, ranks, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
     if len(asked) < len(counts):
-        rows = torch.from_numpy(asked).to(logits.device)
+        rows = to_device(asked, logits.device)
         logits, tokens = logits[rows], tokens[rows]
     total = torch.logsumexp(logits, dim=1, keepdim=True)  # [A, 1]
     own = logits.gather(1, tokens[:, None])  # [A, 1]

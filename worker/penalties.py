@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.transfer import to_device
 from protocol.messages import SamplingParams
 
 
@@ -92,11 +93,11 @@ class Penalties:
             return
         sizes = [used.size for _, used in found]
         device = logits.device
-        places = torch.from_numpy(np.repeat([place for place, _ in found], sizes)).to(device)
-        ids = torch.from_numpy(np.concatenate([used.ids for _, used in found])).to(device)
-        counts = torch.from_numpy(np.concatenate([used.counts for _, used in found])).to(device)
+        places = to_device(np.repeat([place for place, _ in found], sizes), device)
+        ids = to_device(np.concatenate([used.ids for _, used in found]), device)
+        counts = to_device(np.concatenate([used.counts for _, used in found]), device)
         factors = np.repeat(np.array([used.factors for _, used in found], dtype=np.float32), sizes, axis=0)
-        repetition, frequency, presence = torch.from_numpy(factors).to(device).unbind(1)
+        repetition, frequency, presence = to_device(factors, device).unbind(1)
         values = logits[places, ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= frequency * counts + presence * (counts > 0)

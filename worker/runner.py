@@ -121,7 +121,7 @@ class ModelRunner:
         num_blocks = blocks_that_fit(config, groups, cache_dtype, self.device)
         self.cache = KVCache(groups, config.block_size, num_blocks, cache_dtype, self.device, scales)
         self.batch = InputBatch(config.max_num_seqs, config.max_model_len, windows, config.block_size)
-        guides = Guides(Path(config.model), self.model_config.vocab_size, self.model_config.eos_token_ids)
+        guides = Guides(Path(config.model), self.model_config.vocab_size, self.model_config.eos_token_ids, num_threads)
         self.rules = LogitRules(guides)
         self.tables = [DeviceTable(table, self.device) for table in self.batch.tables]
         self._group_of = [0] * self.model_config.num_layers

@@ -28,6 +28,13 @@ def test_every_field_reaches_the_request() -> None:
     assert (line.content, line.priority, line.cache_salt) == ([1, 2], 7, "s")
 
 
+def test_penalties_and_biases_reach_the_request() -> None:
+    line = read(prompt="x", presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2, logit_bias={"7": 3})
+    assert line.sampling == SamplingParams(
+        max_tokens=256, presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2, logit_bias={7: 3.0}
+    )
+
+
 def test_zero_tokens_asked_stay_zero() -> None:
     assert read(prompt="x", max_tokens=0).sampling.max_tokens == 0  # the server refuses it, by name
 
@@ -49,6 +56,7 @@ def test_zero_tokens_asked_stay_zero() -> None:
         ({"prompt": "x", "temperature": "hot"}, "temperature", "Expected"),
         ({"prompt": "x", "seed": 1.5}, "seed", "Expected"),
         ({"prompt": "x", "n": 2}, "n", "one answer"),
+        ({"prompt": "x", "logit_bias": {"seven": 1}}, "logit_bias", "token ids"),
         ({"prompt": "x", "model": "other"}, "model", "'served' is"),
         ({"messages": "hello"}, "messages", "Expected"),
     ],

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from tests.gateway.conftest import WORKERS
 from tests.integration.deployment import Deployment
 
-TOKENS = 300
+TOKENS = 160
 KINDS: list[dict[str, Any]] = [
     {"presence_penalty": 0.5, "frequency_penalty": 0.2},
     {"extra_body": {"repetition_penalty": 1.2, "ignore_eos": True}, "logprobs": 3},
@@ -51,7 +51,7 @@ async def run(url: str, server: Deployment | None) -> list[Stream]:
     streams, reached = [Stream() for _ in range(8)], [asyncio.Event() for _ in range(8)]
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         tasks = [
-            asyncio.create_task(read(client, i, stream, event, 10 + 9 * i))
+            asyncio.create_task(read(client, i, stream, event, 10 + 8 * i))
             for i, (stream, event) in enumerate(zip(streams, reached, strict=True))
         ]
         if server is not None:

@@ -12,6 +12,7 @@ from protocol import messages as m
 from protocol.arrays import pack, unpack
 from protocol.logprobs import Logprobs, TokenLogprobs, lists_of
 from scheduler import events as e
+from scheduler.outbox import Outbox
 from tests.scheduler.deployment import Deployment, greedy
 from worker.batch import StepInputs
 
@@ -182,6 +183,17 @@ def test_a_client_that_attaches_is_told_again() -> None:
     assert len(deployment.told["r"]) == known
     deployment.run()
     deployment.check_all_told()
+
+
+def test_batches_that_wait_for_a_slow_client_keep_what_is_told_with_each_token() -> None:
+    outbox = Outbox()
+    told = [None, told_of(7, 3, 2), None, told_of(9, 4, 1)]
+    for index, place in enumerate(told):
+        lists = None if place is None else packed([place])
+        outbox.add(b"slow", m.TokenBatch(index, pack([1]), pack([index]), pack([7]), lists))
+    batch = outbox.first(b"slow")
+    assert isinstance(batch, m.TokenBatch) and batch.logprobs is not None
+    assert [Logprobs(batch.logprobs).at(place) for place in range(4)] == told
 
 
 @pytest.mark.parametrize(

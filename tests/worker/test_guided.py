@@ -37,8 +37,8 @@ def entering(row: int, shape: Shape | None, output: list[int], **sampling: Any) 
     return NewRequestData(row, pack([1, *output]), 1, 0, (), params)
 
 
-def rules_of() -> LogitRules:
-    return LogitRules(Guides(tiny_model(), VOCAB_SIZE, (IM_END,)))
+def rules_of(num_threads: int = 1) -> LogitRules:
+    return LogitRules(Guides(tiny_model(), VOCAB_SIZE, (IM_END,), num_threads))
 
 
 class Row:
@@ -179,6 +179,19 @@ def test_the_end_waits_for_min_tokens_unless_nothing_else_is_left() -> None:
     for _ in range(5):
         assert open_end.step() == ord("a")
     assert [fixed.step() for _ in range(4)] == [ord("a"), ord("b"), IM_END, IM_END]
+
+
+def test_masks_made_in_parallel_are_those_made_one_by_one() -> None:
+    shapes = [Shape(regex="[a-m]+"), Shape(regex="[n-z"), Shape(json='{"type": "boolean"}'), Shape(choice=("b", "cd"))]
+    found = []
+    for num_threads in (1, 3):
+        rules = rules_of(num_threads)
+        rules.follow(plan(tuple(entering(row, shape, [], min_tokens=1) for row, shape in enumerate(shapes))))
+        logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
+        rules.apply(logits, np.arange(4), np.ones(4, dtype=np.int64))
+        found.append(logits)
+    assert torch.equal(found[0].nan_to_num(nan=5.0), found[1].nan_to_num(nan=5.0))
+    assert torch.isnan(found[0][1]).all() and torch.isfinite(found[0][3]).sum() == 2
 
 
 def test_rows_without_a_grammar_are_left_bit_for_bit_beside_rows_with_one() -> None:

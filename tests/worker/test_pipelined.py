@@ -63,8 +63,8 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def sampling_of(number: int) -> m.SamplingParams:
-    """Greedy and drawn ones, of different lengths, some with stop tokens or penalties: rows join and leave all the
-    time, and a row that asks for much follows one that asks for nothing."""
+    """Greedy and drawn ones, of different lengths, some with stop tokens, penalties or a grammar: rows join and leave
+    all the time, and a row that asks for much follows one that asks for nothing."""
     if number % 3 == 0:
         return greedy(5 + number % 14, **({"frequency_penalty": 1.5, "min_tokens": 3} if number % 2 else {}))
     stops = tuple(range(64)) if number % 3 == 1 else ()
@@ -72,6 +72,7 @@ def sampling_of(number: int) -> m.SamplingParams:
     return m.SamplingParams(
         max_tokens=4 + number % 17, temperature=0.8, top_p=0.9 if number % 2 else 1.0, top_k=number % 5 * 10,
         seed=number, ignore_eos=True, stop_token_ids=stops, **logprobs,
+        structured_outputs=m.StructuredOutputsParams(regex="([a-c]{1,3}[0-9];){9}") if number % 5 == 2 else None,
     )  # fmt: skip
 
 
