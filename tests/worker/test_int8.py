@@ -44,6 +44,23 @@ def test_it_is_the_formula(dtype: torch.dtype, bias: bool, outputs: int, inputs:
         torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_two_terms_leave_the_rounding_of_the_weights_alone(dtype: torch.dtype, bias: bool) -> None:
+    weight, b = random(72, 40, dtype=dtype), random(72, seed=1, dtype=dtype) if bias else None
+    linear, (quantised, scales) = Int8Linear(weight, b, two_terms=True), quantise_weight(weight)
+    for rows in (1, 3, 64):
+        x = random(rows, 40, seed=rows, dtype=dtype)
+        x[:, 7] = 100  # an outlier takes the whole range of the first term
+        expected = x.double() @ (quantised.double() * scales.double()[:, None]).T
+        expected += 0 if b is None else b.double()
+        step = 100 / 127 / 254
+        tolerance = {torch.float32: 0, torch.bfloat16: 2**-8}[dtype]
+        bound = step * 0.51 * 40 * float(weight.abs().max())
+        torch.testing.assert_close(linear(x).double(), expected, rtol=tolerance, atol=bound)
+        assert torch.equal(linear(x)[-1:], linear(x[-1:].clone()))
+
+
 def test_it_is_close_to_the_product() -> None:
     weight, x = random(64, 512), random(32, 512, seed=1)
     expected = x.double() @ weight.double().T

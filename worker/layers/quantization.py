@@ -29,11 +29,20 @@ def why_unavailable(device: torch.device | str, dtype: torch.dtype) -> str | Non
 
 
 def make_linear(
-    weight: Tensor, bias: Tensor | None = None, *, quantization: str = "none", widen: bool = False
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    quantization: str = "none",
+    sensitive: bool = False,
+    widen: bool = False,
 ) -> Linear | Int8Linear:
-    """The layer of weight [out, in] and bias [out] for `quantization` "none" or "int8"; widen: see `linear.Linear`."""
+    """The layer of weight [out, in] and bias [out] for `quantization` "none" or "int8".
+
+    sensitive: its inputs have outliers, and what is lost of the others shows in the model's answers (`two_terms` of
+    `int8_linear.Int8Linear`). widen: see `linear.Linear`.
+    """
     if quantization == "none":
         return Linear(weight, bias, widen=widen)
     from worker.layers.int8_linear import Int8Linear
 
-    return Int8Linear(weight, bias)
+    return Int8Linear(weight, bias, two_terms=sensitive)

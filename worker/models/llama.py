@@ -128,12 +128,13 @@ class LlamaModel:
         assert self._weights is not None, "weights are loaded once"
         return self._weights.take(name, self._shapes[name]).to(device=self.device, dtype=self.dtype)
 
-    def _load_linear(self, prefix: str, *names: str) -> Callable[[Tensor], Tensor]:
+    def _load_linear(self, prefix: str, *names: str, sensitive: bool = False) -> Callable[[Tensor], Tensor]:
         """The linear layers of these names as one, stacked by their outputs."""
-        weight = [self._load(f"{prefix}{name}.weight") for name in names]
+        weights = [self._load(f"{prefix}{name}.weight") for name in names]
         biases = [self._load(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in self._shapes]
         bias = torch.cat(biases) if biases else None
-        return make_linear(torch.cat(weight), bias, quantization=self.quantization, widen=self.widen)
+        weight = torch.cat(weights)
+        return make_linear(weight, bias, quantization=self.quantization, sensitive=sensitive, widen=self.widen)
 
 
 def _may_widen(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -161,10 +162,10 @@ class DecoderLayer:
         self.scale = config.head_dim**-0.5
         self.window = (config.layer_windows[index] or None) if config.layer_windows else None
         attention = prefix + "self_attn."
-        self.qkv = model._load_linear(attention, "q_proj", "k_proj", "v_proj")
+        self.qkv = model._load_linear(attention, "q_proj", "k_proj", "v_proj", sensitive=True)
         self.output = model._load_linear(attention, "o_proj")
         self.gate_up = model._load_linear(prefix + "mlp.", "gate_proj", "up_proj")
-        self.down = model._load_linear(prefix + "mlp.", "down_proj")
+        self.down = model._load_linear(prefix + "mlp.", "down_proj", sensitive=True)
         self.attention_norm = model._load(prefix + "input_layernorm.weight").float()
         self.mlp_norm = model._load(prefix + "post_attention_layernorm.weight").float()
         self.q_norm = model._load(attention + "q_norm.weight").float() if config.qk_norm else None
