@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from kernels.metadata import AttentionMetadata
 from kernels.selector import select_backend
+from kernels.triton.elementwise import TritonOps
 from protocol.model_config import ModelConfig
 from tests.tiny_model import KINDS, VOCAB_SIZE, tiny_model
 from worker.models import build_model
@@ -164,3 +165,18 @@ def test_dummy_weights_are_the_same_for_the_same_seed_only() -> None:
 
     assert torch.equal(logits(1), logits(1))
     assert not torch.equal(logits(1), logits(2))
+
+
+@pytest.mark.parametrize("kind", ["llama-bias", "qwen3"])
+def test_logits_with_the_operations_of_a_gpu(kind: str) -> None:
+    """Not compiled here, but called as on a GPU, with all their checks of shapes, strides and dtypes."""
+    _, theirs = models(kind)
+    folder, ops = tiny_model(kind), TritonOps(torch.float32)
+    ours = build_model(ModelConfig.from_folder(folder), open_weights(folder), torch.float32, "cpu")
+    ours.ops = ops
+    for layer in ours.layers:
+        layer.ops = ops
+    tokens = random_tokens(40, seed=6)
+    world = PagedWorld(ours, 1, "torch")
+    logits = torch.cat([world.step({0: piece})[0] for piece in tokens.split([30, 1, 9])])
+    torch.testing.assert_close(logits, oracle_logits(theirs, tokens), atol=1e-4, rtol=0)

@@ -6,6 +6,7 @@ layers of bfloat16 sums do not wear it down.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Protocol
 
 import torch
@@ -78,8 +79,13 @@ def _heads(rows: Tensor, first: int, count: int, head_dim: int) -> Tensor:
 
 def make_ops(dtype: torch.dtype, device: torch.device | str) -> Ops:
     """The fastest form for this dtype and device."""
-    if torch.device(device).type == "cpu" and dtype in (torch.bfloat16, torch.float32):
+    kind = torch.device(device).type
+    if kind == "cpu" and dtype in (torch.bfloat16, torch.float32):
         from worker.layers.cpu_ops import CpuOps  # loads Numba
 
         return CpuOps(dtype)
+    if kind == "cuda" and importlib.util.find_spec("triton") is not None:
+        from kernels.triton.elementwise import TritonOps
+
+        return TritonOps(dtype)
     return TorchOps(dtype)
