@@ -15,9 +15,9 @@ from tests.integration.deployment import Deployment
 from tests.integration.oracle import Case
 from tests.tiny_model import tiny_model
 
-NUM_TOKENS = 12
+NUM_TOKENS = 10
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
-PROMPT_LENGTHS = (1, 7, 8, 9, 20, 40)
+PROMPT_LENGTHS = (1, 8, 9, 40)
 
 
 def test_a_killed_worker_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_a_killed_worker_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> No
     flags = (
         "--model", str(model), "--workers", "2", "--dtype", "float32", "--kv-memory", "16MiB",
         "--attention-backend", "triton", "--block-size", "8", "--threads-per-worker", "1",
-        "--max-num-seqs", "6", "--max-num-batched-tokens", "32",
+        "--max-num-seqs", "4", "--max-num-batched-tokens", "32",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="pp-") as folder, Deployment(Path(folder), *flags) as server:
         assert {worker.attention_backend for worker in server.status().workers} == {"triton"}
