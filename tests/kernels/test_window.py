@@ -33,7 +33,8 @@ def test_every_position_sees_exactly_its_window(backend: AttentionBackend, block
     for p in range(LAST + 1):
         k_cache[table[p // block_size], 0, p % block_size] = 0
         v_cache[table[p // block_size], 0, p % block_size] = torch.eye(HEAD_DIM)[p]
-    windows = (1, 4, 9) if backend.name == "triton" else range(1, 10)  # interpreted: a thousand times slower
+    # interpreted: a thousand times slower
+    windows = ((1, 4, 9)[block_size % 3],) if backend.name == "triton" else range(1, 10)
     for window in windows:
         visible = torch.ones(LAST + 1, LAST + 1).tril().triu(1 - window)  # dense mask [query, key]
         expected = visible / visible.sum(1, keepdim=True)
