@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import select
 from collections.abc import Iterator
 from typing import Any
@@ -176,6 +177,28 @@ def test_the_same_plans_give_the_same_bits(make: Any, room: int) -> None:
         # products of a padded batch may be summed in another order, as between any two batch sizes
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4 if runner.replays else 0)
     assert (runner.replays > 0, backend.refused > 0) == (room > 0, room == 100)
+
+
+def test_a_grammar_knows_every_token_before_the_next_draw(make: Any) -> None:
+    """Its mask is made after the result of the step before is in, though the model has been enqueued already."""
+    shape = m.StructuredOutputsParams(regex="(ab|cd)+[0-9]{3}x")
+    tokens = []
+    for runner in (
+        make(ModelRunner, config_of(tiny_model()), TorchBackend()),
+        make(PipelinedRunner, config_of(tiny_model()), RecordableBackend(), make_device=lambda _: LateDevice(0.3)),
+    ):
+        serving = Serving(runner)
+        for number in range(6):
+            sampling = m.SamplingParams(
+                max_tokens=14, temperature=0.9, seed=number, structured_outputs=shape if number % 2 else None
+            )
+            serving.submit(str(number), prompt_of(4 + number), sampling)
+        serving.run()
+        tokens.append(serving.tokens)
+    assert tokens[0] == tokens[1]
+    for name in "135":
+        text = bytes(token for token in tokens[1][name] if token < 256)
+        assert re.fullmatch(rb"(ab|cd)+[0-9]{3}x", text), text
 
 
 def test_a_refused_plan_comes_after_the_result_before_it(make: Any) -> None:
