@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.checks import check_attention, check_metadata, check_write
-from kernels.copying import copy_blocks
 from kernels.metadata import AttentionMetadata
 from kernels.quantise import LIMITS
 from kernels.transfer import to_device
 from kernels.triton import interpreter
 from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
 from kernels.triton.cache import write_kv_kernel
+from kernels.triton.copies import copy_blocks
 from kernels.triton.decode_plan import DecodeWork
 from kernels.triton.plan import plan_attention
-from kernels.triton.tiles import LONG_ROWS, SPLIT_SIZE, WRITE_TILE, Kind, Tiles, pick_tiles
+from kernels.triton.tiles import LONG_ROWS, SPLIT_SIZE, WRITE_TILE, Kind, Tiles, merge_warps, pick_tiles
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 if INTERPRETED:
@@ -59,7 +59,8 @@ class TritonBackend:
         self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self.split_size = split_size
         self.warms_splits = not INTERPRETED  # thousands of keys take the interpreter seconds, and nothing is compiled
-        self._hopper = INTERPRETED or torch.cuda.get_device_capability()[0] >= 9
+        # AMD's GPUs have such numbers too, but neither wgmma nor the shared memory of a Hopper
+        self._hopper = INTERPRETED or (torch.version.hip is None and torch.cuda.get_device_capability()[0] >= 9)
         self._plans: weakref.WeakKeyDictionary[AttentionMetadata, dict[StepShape, list[Launch]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -136,6 +137,7 @@ class TritonBackend:
                     partial, partial_lse, out, metadata.query_start_loc, launch.merges,
                     out.stride(0), out.stride(1),
                     G=group, D=head_dim, D_PAD=d_pad, BLOCK_M=tiles.block_m,
+                    num_warps=merge_warps(tiles.block_m, d_pad),
                 )  # fmt: skip
 
     def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _narrow(x, scale, limit, dtype: tl.constexpr):
+def narrow(x, scale, limit, dtype: tl.constexpr):
     """x / scale in a quantised dtype, rounded to nearest even, beyond ±limit clamped; see `kernels.quantise`."""
     x = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -limit, limit, propagate_nan=tl.PropagateNan.ALL)
     if dtype == tl.int8:
@@ -39,8 +39,8 @@ def write_kv_kernel(
     v = tl.load(v_ptr + token * stride_v_token + heads[:, None] * stride_v_head + d[None, :], mask=ok)
     dtype: tl.constexpr = k_cache_ptr.dtype.element_ty
     if QUANTISED:
-        k = _narrow(k, tl.load(k_scale_ptr + heads, mask=heads_ok, other=1.0)[:, None], limit, dtype)
-        v = _narrow(v, tl.load(v_scale_ptr + heads, mask=heads_ok, other=1.0)[:, None], limit, dtype)
+        k = narrow(k, tl.load(k_scale_ptr + heads, mask=heads_ok, other=1.0)[:, None], limit, dtype)
+        v = narrow(v, tl.load(v_scale_ptr + heads, mask=heads_ok, other=1.0)[:, None], limit, dtype)
     row = (slot // PAGE) * stride_block + (slot % PAGE) * stride_slot
     at = row + heads.to(tl.int64)[:, None] * stride_head + d[None, :]
     tl.store(k_cache_ptr + at, k.to(dtype), mask=ok)

@@ -1,7 +1,12 @@
 """Ahead-of-time proof, without a GPU: every shipped variant of the kernels compiles, and compiles to what it should.
 
-`python -m kernels.triton.compile_check [--arch 80 90] [--table FILE]`: for each variant registers, spills, shared
-memory and the instructions that matter; exit code 1 if one breaks its budget. Triton's wheel carries the tools.
+    python -m kernels.triton.compile_check                  # everything; exit code 1 if a variant breaks its budget
+    python -m kernels.triton.compile_check --only decode --target sm_90
+    python -m kernels.triton.compile_check --markdown docs/kernels.md   # and its tables renewed
+
+`variants` lists the forms, `budgets` what they may cost. Registers and spills come from the machine code (NVIDIA: what
+cuobjdump, part of Triton's wheel, says of the cubin; AMD: the metadata of the assembly), widths of loads and matrix
+instructions from the PTX or the assembly, buffers from Triton's own intermediate form. Triton caches what it compiled.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,227 +24,163 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
-from kernels.triton.cache import write_kv_kernel
-from kernels.triton.tiles import Kind, pick_tiles
+from kernels.triton.budgets import ANY_TILE, ROWS, TARGETS, Budget, Measured, Target, budget_of, problems
+from kernels.triton.variants import VARIANTS, Variant
 
-SHARED_LIMIT = {80: 164 * 1024, 90: 227 * 1024}
-"""Bytes of shared memory that one program may have."""
+BUDGETS_HEADING, VARIANTS_HEADING = "## Budgets", "## Compiled variants"
+_WIDTHS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way in which serving calls a kernel. kind: decode, prefill, long_prefill, merge or write."""
+class Result:
+    """One variant on one target, held against its budget. `broken`: in words, empty if it is kept."""
 
-    kind: str
-    dtype: str
-    head_dim: int
-    group: int
-    page: int
-    window: int = 0
-    soft_cap: bool = False
-    kv_dtype: str = ""  # of the cache, if it is quantised: fp8e4nv or i8
-    sinks: bool = False
-    causal: bool = True
-
-    def ships_on(self, arch: int) -> bool:
-        """Whether the backend would ask for it: float8 needs 8.9, and tiles for long prefills are those of 9.0."""
-        return (self.kv_dtype != "fp8e4nv" or arch >= 89) and (self.kind != "long_prefill" or arch >= 90)
+    variant: str
+    target: str
+    budget: Budget
+    measured: Measured
+    broken: tuple[str, ...]
 
     def __str__(self) -> str:
-        extra = (f" window {self.window}" if self.window else "") + (" soft cap" if self.soft_cap else "")
-        extra += (f" cache {self.kv_dtype}" if self.kv_dtype else "") + (" sinks" if self.sinks else "")
-        extra += "" if self.causal else " not causal"
-        return f"{self.kind.replace('_', ' ')} {self.dtype} D={self.head_dim} G={self.group} page {self.page}{extra}"
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What a variant compiled to on one architecture."""
-
-    arch: int
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    kv_buffers: int
-    wgmma: bool
-    problems: tuple[str, ...]
-
-
-VARIANTS: tuple[Variant, ...] = (
-    *(
-        Variant(kind, dtype, 128, 4, page)
-        for kind in ("decode", "prefill")
-        for dtype in ("bf16", "fp16")
-        for page in (16, 64, 128)
-    ),
-    *(Variant(kind, "bf16", 64, 3, 16) for kind in ("decode", "prefill")),
-    *(Variant(kind, "bf16", 128, 7, 64, window=4096) for kind in ("decode", "prefill")),
-    *(Variant(kind, "bf16", 128, 4, 64, soft_cap=True) for kind in ("decode", "prefill")),
-    *(Variant(kind, "bf16", 80, 4, 64) for kind in ("decode", "prefill")),
-    *(Variant(kind, "bf16", 256, 2, 64, window=4096) for kind in ("decode", "prefill")),
-    *(Variant("long_prefill", "bf16", head_dim, 4, page) for head_dim in (64, 128) for page in (16, 64)),
-    *(
-        Variant(kind, "bf16", 128, 4, page, kv_dtype=kv_dtype)
-        for kv_dtype, page in (("fp8e4nv", 16), ("fp8e4nv", 64), ("i8", 64))
-        for kind in ("decode", "prefill", "long_prefill")
-    ),
-    *(Variant(kind, "bf16", 64, 8, 64, window=128, sinks=True) for kind in ("decode", "prefill", "long_prefill")),
-    *(Variant(kind, "bf16", 128, 4, 64, causal=False) for kind in ("decode", "prefill", "long_prefill")),
-    *(Variant(kind, "bf16", head_dim, 4, 64) for head_dim in (96, 112, 192) for kind in ("decode", "prefill")),
-    *(Variant("decode", "fp32", head_dim, 4, 16) for head_dim in (64, 128)),
-    Variant("write", "bf16", 128, 4, 16, kv_dtype="fp8e4nv"),
-    Variant("write", "bf16", 128, 4, 16, kv_dtype="i8"),
-    Variant("merge", "bf16", 128, 4, 64),
-    Variant("write", "bf16", 128, 4, 16),
-    Variant("write", "bf16", 80, 4, 16),
-)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m kernels.triton.compile_check", description=__doc__.split("\n")[0])
-    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90], help="compute capabilities (default: 80 90)")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--table", type=Path, help="write the results as a Markdown table")
-    arguments = parser.parse_args()
-    cases = [(variant, arch) for arch in arguments.arch for variant in VARIANTS if variant.ships_on(arch)]
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        results = list(pool.map(_check_case, cases))
-    for (variant, _), result in zip(cases, results, strict=True):
-        verdict = "; ".join(result.problems) or "ok"
-        print(
-            f"sm_{result.arch} {variant!s:46} {result.registers:3} regs {result.spill_bytes:4} B spilled "
-            f"{result.shared_bytes // 1024:4} KiB shared  {verdict}"
+        cost = self.measured
+        return (
+            f"{self.target:6} {self.variant:52} {cost.registers:3} regs {cost.spill_bytes:4} B spilled "
+            f"{cost.shared_bytes / 1024:5.0f} KiB shared  {'; '.join(self.broken) or 'ok'}"
         )
-    if arguments.table:
-        arguments.table.write_text(table(zip(cases, results, strict=True)))
-    return 1 if any(result.problems for result in results) else 0
 
 
-def _check_case(case: tuple[Variant, int]) -> Compiled:
-    return check(*case)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.triton.compile_check", description=__doc__.split("\n")[0])
+    parser.add_argument("--target", nargs="+", default=list(TARGETS), choices=list(TARGETS), help="default: all")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only variants whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that compile (default: 2)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="renew the tables in this document")
+    options = parser.parse_args(arguments)
+    chosen = [number for number, variant in enumerate(VARIANTS) if options.only in str(variant)]
+    if not chosen:
+        parser.error(f"no variant is called {options.only!r}")
+    if options.markdown and (options.only or len(options.target) < len(TARGETS)):
+        parser.error("--markdown is a table of all variants on all targets")
+    cases = [(number, name) for name in options.target for number in chosen if name in VARIANTS[number].targets]
+    results = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for result in pool.map(_check_case, cases):
+            print(result, flush=True)
+            results.append(result)
+    if options.markdown:
+        document = with_table(options.markdown.read_text(), BUDGETS_HEADING, table_of_budgets())
+        options.markdown.write_text(with_table(document, VARIANTS_HEADING, table_of_variants(results)))
+    broken = sum(bool(result.broken) for result in results)
+    print(f"{len(results)} compiled with triton {triton.__version__}, {broken} over budget")
+    return 1 if broken else 0
 
 
-def check(variant: Variant, arch: int) -> Compiled:
-    """Compile one variant for one architecture and hold it against its budget."""
-    source, options = _source(variant, arch)
-    compiled: Any = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        usage = _run("cuobjdump", "--dump-resource-usage", str(cubin))
-        sass = _run("nvdisasm", "-c", str(cubin))
-    registers = int(re.findall(r"REG:(\d+)", usage)[0])
-    spills = int(re.findall(r"STACK:(\d+)", usage)[0])
-    shared = int(compiled.metadata.shared)
-    buffers = [int(n) for n in re.findall(r"ttg\.local_alloc[^\n]*memdesc<(\d+)x\d+x\d+x", compiled.asm["ttgir"])]
-    wgmma, wide = "HGMMA" in sass, bool(re.search(r"LDGSTS\.E\.\S*128|LDG\.E\.\S*128|UTMALDG", sass))
-    problems = []
-    if spills:
-        problems.append(f"{spills} bytes spilled")
-    if registers > 255:
-        problems.append(f"{registers} registers")
-    if shared > SHARED_LIMIT[arch]:
-        problems.append(f"{shared} bytes of shared memory")
-    if variant.kind in ("decode", "prefill", "long_prefill"):
-        if not wide:
-            problems.append("no 16-byte loads")
-        if not buffers or min(buffers) < 2:
-            problems.append(f"K/V buffers {buffers}")
-    if "prefill" in variant.kind and arch == 90 and not wgmma:
-        problems.append("no wgmma")
-    return Compiled(arch, registers, spills, shared, min(buffers, default=0), wgmma, tuple(problems))
+def _check_case(case: tuple[int, str]) -> Result:
+    number, target = case
+    return check(VARIANTS[number], TARGETS[target])
 
 
-def _source(variant: Variant, arch: int) -> tuple[ASTSource, dict[str, int]]:
-    """The kernel as the backend would call it: pointers and strides known to be multiples of 16."""
-    element = f"*{variant.dtype}"
-    cache = f"*{variant.kv_dtype or variant.dtype}"
-    scales: dict[str, str | None] = dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "*fp32" if variant.kv_dtype else None)
-    d_pad = triton.next_power_of_2(variant.head_dim)
-    if variant.kind == "write":
-        return _ast(
-            write_kv_kernel,
-            {
-                **dict.fromkeys(("k_ptr", "v_ptr"), element),
-                **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), cache),
-                **scales,
-                "slots_ptr": "*i64",
-            },
-            {
-                "H": 8,
-                "HEADS": 8,
-                "D": variant.head_dim,
-                "D_PAD": d_pad,
-                "PAGE": variant.page,
-                "QUANTISED": bool(variant.kv_dtype),
-            },
-        ), {}
-    tiles = pick_tiles(
-        group_size=variant.group,
-        head_dim=variant.head_dim,
-        page=variant.page,
-        kind=Kind[variant.kind.upper()] if variant.kind != "merge" else Kind.PREFILL,
-        kv_bytes=1 if variant.kv_dtype else 4 if variant.dtype == "fp32" else 2,
-        hopper=arch >= 90,
+def check(variant: Variant, target: Target) -> Result:
+    """Compile one variant for one target and hold it against its budget."""
+    call = variant.call(target)
+    source, options = call.source()
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    compiled: Any = triton.compile(source, target=gpu, options=options)
+    measured = (_measure_nvidia if target.backend == "cuda" else _measure_amd)(compiled)
+    budget = budget_of(target.name, variant.kind, call.tile_elements)
+    return Result(str(variant), target.name, budget, measured, tuple(problems(measured, budget, target)))
+
+
+def _measure_nvidia(compiled: Any) -> Measured:
+    ptx = compiled.asm["ptx"]
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        command = [str(program), "--dump-resource-usage", cubin.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    copies = [int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], (0x\w+|\d+)", ptx)]
+    loads = [int(n or 1) * int(bits) // 8 for n, bits in re.findall(r"ld\.global[\w:.]*?(?:\.v(\d))?\.b(\d+)\b", ptx)]
+    if "cp.async.bulk" in ptx:  # whole tiles
+        copies.append(16)
+    return Measured(
+        registers=int(re.findall(r"REG:(\d+)", usage)[0]),
+        spill_bytes=int(re.findall(r"STACK:(\d+)", usage)[0]),  # spills count as stack, LOCAL stays 0
+        shared_bytes=int(compiled.metadata.shared),
+        kv_buffers=_kv_buffers(compiled),
+        load_bytes=min(copies) if copies else max(loads, default=0),
+        matrix_units="wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else None,
     )
-    shape = {"G": variant.group, "D": variant.head_dim, "D_PAD": d_pad, "BLOCK_M": tiles.block_m}
-    pointers: dict[str, str | None] = {
-        "out_ptr": element, "partial_ptr": "*fp32", "partial_lse_ptr": "*fp32", "query_start_ptr": "*i32",
-    }  # fmt: skip
-    if variant.kind == "merge":
-        return _ast(merge_splits_kernel, {**pointers, "merges_ptr": "*i32"}, shape), {}
-    pointers |= {"q_ptr": element, "k_ptr": cache, "v_ptr": cache, **scales}
-    pointers["sinks_ptr"] = "*fp32" if variant.sinks else None
-    pointers |= dict.fromkeys(("table_ptr", "seq_len_ptr", "items_ptr"), "*i32")
-    constants = {
-        **shape, "PAGE": variant.page, "TILE": tiles.tile, "WINDOW": variant.window, "SOFT_CAP": variant.soft_cap,
-        "CONTIGUOUS": tiles.contiguous, "CAUSAL": variant.causal, "SINKS": variant.sinks,
-        "QUANTISED": bool(variant.kv_dtype),
-    }  # fmt: skip
-    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    return _ast(paged_attention_kernel, pointers, constants), options
 
 
-def _ast(kernel: Any, pointers: Mapping[str, str | None], constants: dict[str, Any]) -> ASTSource:
-    names = kernel.arg_names
-    constants = constants | {name: None for name, pointer in pointers.items() if pointer is None}
-    scalars = dict.fromkeys(("scale", "soft_cap", "limit"), "fp32")
-    signature = {}
-    for name in names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in pointers:
-            signature[name] = str(pointers[name])
-        else:
-            signature[name] = scalars.get(name, "i32")
-    aligned = [["tt.divisibility", 16]]
-    unaligned = kernel.do_not_specialize_on_alignment or ()
-    not_counts = [
-        (index,)
-        for index, name in enumerate(names)
-        if (name in pointers and name not in constants and name not in unaligned)
-        or (name.startswith("stride") and name != "stride_table")
+def _measure_amd(compiled: Any) -> Measured:
+    assembly = compiled.asm["amdgcn"]
+
+    def count(name: str) -> int:
+        return int(re.findall(rf"\.{name}:\s+(\d+)", assembly)[0])
+
+    loads = [_WIDTHS[width] for width in re.findall(r"(?:global|buffer)_load_(dword(?:x[234])?)\b", assembly)]
+    return Measured(
+        registers=count("vgpr_count"),
+        spill_bytes=count("private_segment_fixed_size"),  # spilled scalars go to vector registers, not to memory
+        shared_bytes=int(compiled.metadata.shared),
+        kv_buffers=_kv_buffers(compiled),
+        load_bytes=max(loads, default=0),
+        matrix_units="mfma" if "v_mfma" in assembly else None,
+    )
+
+
+def _kv_buffers(compiled: Any) -> int:
+    """The fewest buffers of the K and V tiles in shared memory; 0 if there are none."""
+    return min(map(int, re.findall(r"ttg\.local_alloc[^\n]*memdesc<(\d+)x\d+x\d+x", compiled.asm["ttgir"])), default=0)
+
+
+def table_of_budgets() -> str:
+    """ROWS as a Markdown table."""
+    lines = [
+        "| target | kind | K tile | registers | shared, KiB | spills, B | K/V buffers | bytes a load | matrix units |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    return ASTSource(kernel, signature, constants, dict.fromkeys(not_counts, aligned))
-
-
-def _run(tool: str, *arguments: str) -> str:
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
-    return subprocess.run([str(program), *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def table(results: Iterable[tuple[tuple[Variant, int], Compiled]]) -> str:
-    """The results as a Markdown table."""
-    lines = ["| arch | variant | registers | shared, KiB | K/V buffers | wgmma |", "|---|---|---|---|---|---|"]
-    for (variant, arch), result in results:
+    for row in ROWS:
+        budget, tile = row.budget, "any" if row.tile_elements == ANY_TILE else f"≤ {row.tile_elements}"
         lines.append(
-            f"| sm_{arch} | {variant} | {result.registers} | {result.shared_bytes // 1024} | "
-            f"{result.kv_buffers or '–'} | {'yes' if result.wgmma else '–'} |"
+            f"| {row.target} | {row.kind} | {tile} "
+            f"| ≤ {budget.registers} | ≤ {budget.shared_kib} | ≤ {budget.spill_bytes} "
+            f"| {_at_least(budget.kv_buffers)} | {_at_least(budget.load_bytes)} | {budget.matrix_units or '–'} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _at_least(number: int) -> str:
+    return f"≥ {number}" if number else "–"
+
+
+def table_of_variants(results: Sequence[Result]) -> str:
+    """A row per variant, a column per target: registers · KiB of shared memory · K/V buffers · bytes a load."""
+    cells = {(result.variant, result.target): result.measured for result in results}
+    lines = [f"| variant | {' | '.join(TARGETS)} |", "|---|" + "---|" * len(TARGETS)]
+    for variant in map(str, VARIANTS):
+        row = []
+        for target in TARGETS:
+            cost = cells.get((variant, target))
+            row.append("–" if cost is None else _cell(cost))
+        lines.append(f"| {variant} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cost: Measured) -> str:
+    parts = [str(cost.registers), str(-(-cost.shared_bytes // 1024)), str(cost.kv_buffers or "–"), str(cost.load_bytes)]
+    return " · ".join([*parts, *filter(None, [cost.matrix_units])])
+
+
+def with_table(document: str, heading: str, rows: str) -> str:
+    """The document with another first table under a heading. Raises ValueError if there is none."""
+    before, found, after = document.partition(f"\n{heading}\n")
+    old = re.search(r"(?:^\|.*\n)+", after.split("\n## ")[0], flags=re.MULTILINE)
+    if not found or not old:
+        raise ValueError(f"the document has no table under {heading!r}")
+    return before + found + after[: old.start()] + rows + after[old.end() :]
 
 
 if __name__ == "__main__":

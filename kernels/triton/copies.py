@@ -29,8 +29,8 @@ _SAVED = -1
 _SAVED_ID = tl.constexpr(_SAVED)
 _FIELDS = 3
 _CHAIN_FIELDS = tl.constexpr(_FIELDS)
-_PIECE_BYTES = 8192
-_ROWS = 16
+PIECE_BYTES = 8192
+GATHERED_ROWS = 16
 
 
 class CopyPlan(NamedTuple):
@@ -126,7 +126,7 @@ def copy_blocks_kernel(
         tl.debug_barrier()  # what one warp wrote, another may read in the next copy
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots_ptr"])
 def gather_kv_kernel(
     k_cache_ptr, v_cache_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, num_tokens,
     stride_block, stride_head, stride_slot, stride_k_token, stride_k_head, stride_v_token, stride_v_head,
@@ -183,7 +183,7 @@ def copy_blocks(caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
         (size, word) for size, word in _WORDS if block_bytes % size == 0 and stride_bytes % size == 0
     )
     addresses = tuple(cache.data_ptr() for cache in caches)
-    piece = min(_PIECE_BYTES, triton.next_power_of_2(block_bytes)) // word_bytes
+    piece = min(PIECE_BYTES, triton.next_power_of_2(block_bytes)) // word_bytes
     copy_blocks_kernel[(len(plan.chains), triton.cdiv(block_bytes, piece * word_bytes), len(caches))](
         _address_table(addresses, device),
         torch.from_numpy(plan.copies).to(device), torch.from_numpy(plan.chains).to(device),
@@ -256,10 +256,10 @@ def gather_kv(
         return k, v
     if not can_run(gather_kv_kernel, k_cache):
         return _gather_with_torch(k_cache, slots, k_scale, k), _gather_with_torch(v_cache, slots, v_scale, v)
-    gather_kv_kernel[(triton.cdiv(len(slots), _ROWS), num_heads)](
-        k_cache, v_cache, slots, k, v, k if k_scale is None else k_scale, v if v_scale is None else v_scale, len(slots),
+    gather_kv_kernel[(triton.cdiv(len(slots), GATHERED_ROWS), num_heads)](
+        k_cache, v_cache, slots, k, v, k_scale, v_scale, len(slots),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        D=head_dim, D_PAD=triton.next_power_of_2(head_dim), PAGE=page, SCALED=k_scale is not None, ROWS=_ROWS,
+        D=head_dim, D_PAD=triton.next_power_of_2(head_dim), PAGE=page, SCALED=k_scale is not None, ROWS=GATHERED_ROWS,
     )  # fmt: skip
     return k, v
 

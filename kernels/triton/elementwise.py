@@ -22,12 +22,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.checks import check_caches, check_scales
+from kernels.quantise import LIMITS, as_stored, quantise
+from kernels.triton.cache import narrow
 from kernels.triton.dispatch import can_run, check_same_device
 
-MAX_NORM_SIZE = 32768
+MAX_NORM_SIZE = 16384
 """Elements of a row that add_norm takes: one program holds a whole row in its registers."""
-_HEADS = 8
-_COLUMNS = 1024
+HEADS = 8
+HEADS_WARPS = 2
+COLUMNS = 1024
 
 
 @triton.jit
@@ -51,9 +54,9 @@ def add_norm_kernel(
 @triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def heads_kernel(
     rows_ptr, positions_ptr, table_ptr, q_norm_ptr, k_norm_ptr, slots_ptr, k_cache_ptr, v_cache_ptr,
-    eps, num_positions, stride_row, stride_block, stride_head, stride_slot,
+    k_scale_ptr, v_scale_ptr, limit, eps, num_positions, stride_row, stride_block, stride_head, stride_slot,
     Q: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF_PAD: tl.constexpr, PAGE: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, HEADS: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, QUANTISED: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Program (token, HEADS of its Q + 2 KV heads). The first Q stay in rows; K and V go to the slot of the token.
 
@@ -97,8 +100,16 @@ def heads_kernel(
     if KV > 0:
         slot = tl.load(slots_ptr + token)
         is_k = ok & (heads >= Q)[:, None] & (heads < Q + KV)[:, None] & (slot >= 0)
+        cached: tl.constexpr = k_cache_ptr.dtype.element_ty
+        if QUANTISED:
+            head = tl.where(heads >= Q + KV, heads - Q - KV, heads - Q)
+            inside = (head >= 0) & (head < KV)
+            k_scale = tl.load(k_scale_ptr + head, mask=inside, other=1.0)
+            scale = tl.where(heads >= Q + KV, tl.load(v_scale_ptr + head, mask=inside, other=1.0), k_scale)[:, None]
+            # rounded to the dtype of the model first, as what write_kv is given has been
+            left = narrow(left.to(element), scale, limit, cached)
+            right = narrow(right.to(element), scale, limit, cached)
         is_v = ok & is_v & (slot >= 0)
-        cached = k_cache_ptr.dtype.element_ty
         row = (slot // PAGE) * stride_block + (slot % PAGE) * stride_slot
         k_at = row + (heads - Q).to(tl.int64)[:, None] * stride_head + i[None, :]
         v_at = row + (heads - Q - KV).to(tl.int64)[:, None] * stride_head + i[None, :]
@@ -149,7 +160,7 @@ class TritonOps:
         if out.numel():
             padded = triton.next_power_of_2(size)
             add_norm_kernel[(residual.shape[0],)](
-                residual, residual if x is None else x, weight, out, eps,
+                residual, x, weight, out, eps,
                 H=size, H_PAD=padded, ADD=x is not None, num_warps=norm_warps(padded),
             )  # fmt: skip
         return out
@@ -196,16 +207,19 @@ class TritonOps:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 0.0,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> None:
         """Norm (if given weights, float32 [D] each) and rotation of Q, in place, and of K; K and V into their slots.
 
         qkv: dtype [T, (num_heads + 2 num_kv_heads) * D], rows may be strided: Q, K, V of a token one after the other.
         K and V within qkv stay as they were. positions int64 [T], table as for rotate; slots int64 [T], negative:
-        write nothing. Caches [num_blocks, num_kv_heads, block_size, D]. As norm_heads, rotate and write_kv, but for
-        the rounding to dtype between them.
+        write nothing. Caches [num_blocks, num_kv_heads, block_size, D]; a quantised one (`kernels.quantise`) needs
+        k_scale and v_scale, float32 [num_kv_heads]. As norm_heads, rotate and write_kv, but for the rounding to dtype
+        between them.
         """
         check_caches(k_cache, v_cache)
-        check_scales(k_cache, None, None)  # a quantised cache is written by write_kv
+        check_scales(k_cache, k_scale, v_scale)
         num_kv_heads, page, head_dim = k_cache.shape[1:]
         if qkv.dim() != 2 or qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim:
             raise ValueError(
@@ -223,14 +237,15 @@ class TritonOps:
             if weight is not None:
                 _check_weight(name, weight, head_dim)
         check_same_device(
-            qkv=qkv, k_cache=k_cache, v_cache=v_cache, slots=slots, q_norm=q_norm, k_norm=k_norm
+            qkv=qkv, k_cache=k_cache, v_cache=v_cache, slots=slots, q_norm=q_norm, k_norm=k_norm, k_scale=k_scale,
+            v_scale=v_scale,
         )  # fmt: skip
         if not len(qkv):
             return
         if can_run(heads_kernel, qkv):
             _launch_heads(
                 qkv, num_heads, head_dim, positions=positions, table=table, q_norm=q_norm, k_norm=k_norm, eps=eps,
-                k_cache=k_cache, v_cache=v_cache, slots=slots,
+                k_cache=k_cache, v_cache=v_cache, slots=slots, k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
             return
         heads = qkv.unflatten(1, (-1, head_dim))
@@ -242,8 +257,13 @@ class TritonOps:
         q.copy_(_turned(wide_q, positions, table))
         live = slots >= 0
         block, offset = slots[live] // page, slots[live] % page
-        k_cache[block, :, offset] = _turned(wide_k, positions, table)[live].to(k_cache.dtype)
-        v_cache[block, :, offset] = v[live].to(v_cache.dtype)
+        new_k = _turned(wide_k, positions, table)
+        if k_scale is not None and v_scale is not None:
+            new_k = as_stored(quantise(new_k.to(qkv.dtype), k_scale, k_cache.dtype))
+            v = as_stored(quantise(v, v_scale, v_cache.dtype))
+        k_pool, v_pool = as_stored(k_cache), as_stored(v_cache)
+        k_pool[block, :, offset] = new_k[live].to(k_pool.dtype)
+        v_pool[block, :, offset] = v[live].to(v_pool.dtype)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """gate_up dtype [T, 2I], rows may be strided → silu(first half) * second half, dtype [T, I].
@@ -258,15 +278,15 @@ class TritonOps:
         num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
         if out.numel():
-            silu_and_mul_kernel[(num_rows, triton.cdiv(size, _COLUMNS))](
-                gate_up, out, gate_up.stride(0), SIZE=size, COLUMNS=_COLUMNS
+            silu_and_mul_kernel[(num_rows, triton.cdiv(size, COLUMNS))](
+                gate_up, out, gate_up.stride(0), SIZE=size, COLUMNS=COLUMNS
             )
         return out
 
 
 def norm_warps(padded_size: int) -> int:
-    """Warps of add_norm's programs: at most 32 elements a thread, within what one program can have."""
-    return min(32, max(1, padded_size // 1024))
+    """Warps of add_norm's programs: 32 elements a thread; 16 at most, since AMD's have 64 threads, of at most 1024."""
+    return min(16, max(1, padded_size // 1024))
 
 
 def _launch_heads(
@@ -282,16 +302,19 @@ def _launch_heads(
     k_cache: Tensor | None = None,
     v_cache: Tensor | None = None,
     slots: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
-    """heads_kernel with what is given; rows stands for what is not, and is then not looked at."""
+    """heads_kernel with what is given: it does no more."""
     num_kv, page = (0, 1) if k_cache is None else (k_cache.shape[1], k_cache.shape[2])
     strides = (0, 0, 0) if k_cache is None else k_cache.stride()[:3]
-    heads_kernel[(rows.shape[0], triton.cdiv(num_q + 2 * num_kv, _HEADS))](
-        rows, *(rows if tensor is None else tensor for tensor in (positions, table, q_norm, k_norm, slots)),
-        rows if k_cache is None else k_cache, rows if v_cache is None else v_cache,
+    heads_kernel[(rows.shape[0], triton.cdiv(num_q + 2 * num_kv, HEADS))](
+        rows, positions, table, q_norm, k_norm, slots, k_cache, v_cache,
+        k_scale, v_scale, 0.0 if k_cache is None else LIMITS.get(k_cache.dtype, 0.0),
         eps, 0 if table is None else table.shape[0], rows.stride(0), *strides,
         Q=num_q, KV=num_kv, D=head_dim, HALF_PAD=triton.next_power_of_2(head_dim // 2), PAGE=page,
-        NORM=q_norm is not None, ROTATE=table is not None, HEADS=_HEADS, num_warps=2,
+        NORM=q_norm is not None, ROTATE=table is not None, QUANTISED=k_scale is not None, HEADS=HEADS,
+        num_warps=HEADS_WARPS,
     )  # fmt: skip
 
 

@@ -27,10 +27,13 @@ from kernels.triton.dispatch import can_run, check_same_device
 
 _FIELDS = 4  # of a group: address of its table, entries from row to row, blocks in a row, tokens in a block
 _GROUP_FIELDS = tl.constexpr(_FIELDS)
-_BLOCK = 128
+TOKENS = 128
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_slots", "steps", "stride_slots"])
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_slots", "steps", "stride_slots"],
+    do_not_specialize_on_alignment=["rows_ptr", "query_start_ptr", "seq_len_ptr", "slots_ptr", "positions_ptr"],
+)
 def slot_mapping_kernel(
     groups_ptr, rows_ptr, query_start_ptr, seq_len_ptr, slots_ptr, positions_ptr,
     num_seqs, num_slots, steps, stride_slots,
@@ -109,10 +112,10 @@ class SlotMapper:
             if positions is not None:
                 positions.zero_()
         elif can_run(slot_mapping_kernel, slots):
-            slot_mapping_kernel[(triton.cdiv(num_slots, _BLOCK), len(self.tables))](
-                self._groups, rows, query_start_loc, seq_lens, slots, slots if positions is None else positions,
+            slot_mapping_kernel[(triton.cdiv(num_slots, TOKENS), len(self.tables))](
+                self._groups, rows, query_start_loc, seq_lens, slots, positions,
                 num_seqs, num_slots, num_seqs.bit_length(), slots.stride(0),
-                POSITIONS=positions is not None, BLOCK=_BLOCK,
+                POSITIONS=positions is not None, BLOCK=TOKENS,
             )  # fmt: skip
         else:
             self._with_torch(rows, query_start_loc, seq_lens, slots, positions)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.triton.dispatch import can_run, check_same_device
 
-_ROWS = 8
+ROWS = 8
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -80,10 +80,10 @@ def merge_states(
     if not can_run(merge_states_kernel, out):
         return _with_torch(out_a, lse_a, out_b, lse_b, out, lse)
     num_rows = num_tokens * num_heads
-    merge_states_kernel[(triton.cdiv(num_rows, _ROWS),)](
+    merge_states_kernel[(triton.cdiv(num_rows, ROWS),)](
         out_a, lse_a, out_b, lse_b, out, lse, num_rows,
         out_a.stride(0), out_a.stride(1), out_b.stride(0), out_b.stride(1), out.stride(0), out.stride(1),
-        H=num_heads, D=head_dim, D_PAD=triton.next_power_of_2(head_dim), ROWS=_ROWS,
+        H=num_heads, D=head_dim, D_PAD=triton.next_power_of_2(head_dim), ROWS=ROWS,
     )  # fmt: skip
     return out, lse
 

@@ -57,8 +57,15 @@ def pick_tiles(
     contiguous = page % tile == 0
     if not contiguous and not prefill and page in (16, 32):
         tile, contiguous = page, True  # one page a tile: half the instructions of the gather
+    elif not contiguous and not prefill:
+        tile, contiguous = 32, page % 32 == 0  # addresses of 64 gathered keys do not fit into the registers
     warps = 8 if prefill and (wide or (contiguous and not hopper)) else 4
-    stages = 3 if not hopper or kv_bytes == 1 or (contiguous and not (wide and prefill)) else 2
+    stages = 3 if not prefill or not hopper or kv_bytes == 1 or (contiguous and not wide) else 2
     if kind is Kind.LONG_PREFILL and hopper and not wide and rows == 64:
         rows, warps = 128, 8
     return Tiles(rows, tile, contiguous, warps, stages)
+
+
+def merge_warps(block_m: int, d_pad: int) -> int:
+    """Warps of the merge of split ranges: it holds a tile of sums and one of values, at most 64 elements a thread."""
+    return max(4, block_m * d_pad // 2048)

@@ -20,7 +20,7 @@ _before = os.environ.get("TRITON_INTERPRET")
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 try:
-    from kernels.triton import copies, elementwise, slots, states
+    from kernels.triton import copies, elementwise, slots, states, variants
 finally:
     if _before is None:
         os.environ.pop("TRITON_INTERPRET", None)
@@ -39,6 +39,7 @@ __all__ = [
     "name_of",
     "slots",
     "states",
+    "variants",
 ]
 
 
