@@ -12,7 +12,7 @@ from typing import Any
 
 PACKAGES = (
     "torch", "triton", "numpy", "numba", "msgspec", "pyzmq", "psutil", "safetensors", "tokenizers", "transformers",
-    "gguf", "pytest", "pytest-xdist", "hypothesis", "rich",
+    "gguf", "llguidance", "pytest", "pytest-xdist", "hypothesis", "rich",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 KERNEL_MODULES = ("torch", "triton", "numpy", "rich")
-WORKER_MODULES = ("msgspec", "zmq", "psutil", "safetensors", "numba")
+WORKER_MODULES = ("msgspec", "zmq", "psutil", "safetensors", "numba", "llguidance")
 TEST_MODULES = ("pytest", "pytest_timeout", "hypothesis")
 DEPLOYMENT_MODULES = ("tokenizers", "jinja2", "huggingface_hub", "gguf", "transformers")
 

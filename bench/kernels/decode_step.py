@@ -146,9 +146,10 @@ def measure_decode_step(case: DecodeStepCase, backend_name: str, bench: Bench, l
             runner.submit(decode.next_plan(), deliver)
             if len(ends) > WARM_UP_STEPS + 1 and ends[-1] > deadline:
                 break
+        measured = len(ends)  # what is still under way ends with nothing behind it
         runner.flush(deliver)
         runner.close()
-    samples = np.diff(ends)[WARM_UP_STEPS - 1 :] * 1e6
+    samples = np.diff(ends[:measured])[WARM_UP_STEPS - 1 :] * 1e6
     medians = np.median(np.stack(parts[WARM_UP_STEPS:]), axis=0)
     return Measured(
         case,

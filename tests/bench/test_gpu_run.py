@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -52,6 +55,27 @@ def test_every_file_that_a_step_names_is_there():
     for step in steps_of(OUT, 6, None, 1):
         assert not [part for part in step.argv if part.startswith("tests/") and not (ROOT / part).exists()]
         assert "-n" not in step.argv
+
+
+def test_what_serving_imports_is_among_what_its_step_needs():
+    """Of the packages of pyproject.toml: a machine that lacks one must be told so before anything is started."""
+    modules = "launch, scheduler.server, worker.server, client, tests.gpu.test_deployment, bench.kernels.decode_step"
+    done = subprocess.run(
+        python(f"import sys, {modules}; print(*{{name.partition('.')[0] for name in sys.modules}})"),
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    imported = set(done.stdout.split())
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ours = {re.split(r"[^\w-]", line)[0].lower().replace("_", "-") for line in dependencies}
+    distributions = importlib.metadata.packages_distributions()
+    needed = {
+        module
+        for module in imported - {"torchgen"}  # a part of torch
+        if any(dist.lower().replace("_", "-") in ours for dist in distributions.get(module, []))
+    }
+    (serving,) = steps_of(OUT, 6, "test-serving", 1)
+    assert needed >= {"msgspec", "zmq", "torch"}
+    assert needed <= set(serving.needs)
 
 
 def test_steps_are_chosen_by_the_beginning_of_their_names():
