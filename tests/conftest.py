@@ -1,9 +1,26 @@
-"""What all tests share: signals as in a terminal's foreground, however pytest was started."""
+"""What all tests share: signals as in a terminal's foreground, and two processes for the whole suite."""
 
 from __future__ import annotations
 
+import os
 import signal
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background job ignores it, and so would our children
+import pytest
+
+# a shell's background job ignores it, and so would our children
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+PROCESSES = 2
+"""Much of the suite waits for processes that start or die; more would only starve those, on a machine of two cores."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """`pytest` alone, the whole suite, runs in two processes, file by file. Anything named, or -n, runs as asked."""
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    option = config.option
+    if "PYTEST_XDIST_WORKER" in os.environ or not everything or not config.pluginmanager.has_plugin("xdist"):
+        return
+    if option.numprocesses is None and not option.usepdb and not option.collectonly:
+        option.numprocesses = PROCESSES
+        option.dist = "loadfile"

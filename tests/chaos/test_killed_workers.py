@@ -19,8 +19,9 @@ from tests.integration.deployment import Deployment
 
 STREAMS = 16
 TOKENS = 400
-SILENCE_S = 3.0
-BACK_S = 10.0
+SILENCE_S = 8.0
+"""Less than the heartbeat limit of 10 s: the death itself was noticed, not the silence after it."""
+BACK_S = 30.0
 
 
 @pytest.fixture(scope="module")
