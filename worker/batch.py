@@ -47,7 +47,7 @@ class StepInputs(NamedTuple):
     positions: I64
     """int64 [T]."""
     slot_mapping: tuple[I64, ...]
-    """Per cache group: int64 [T]."""
+    """Per cache group: int64 [T]. Empty if the batch does not map slots."""
     sampling: I64
     """int64 [R]: places within `rows` of those that sample, ascending."""
     copy_src: NDArray[np.int32]
@@ -92,6 +92,8 @@ class InputBatch:
         """Candidates to report with each token drawn: 1 + k, or 0 if nobody asked."""
         self.num_prompt_logprobs: I64 = np.zeros(num_rows, dtype=np.int64)
         """The same with each prompt token but the first."""
+        self.maps_slots = True
+        """Whether steps say where the K and V of their tokens go; else somebody finds that in the tables."""
         self.digest = TableDigest(num_rows)
         self.epoch = 0
         self.next_step = 0
@@ -257,7 +259,7 @@ class InputBatch:
             seq_lens=self.num_computed[rows].astype(np.int32),
             input_ids=self.token_ids[owners, positions],
             positions=positions,
-            slot_mapping=tuple(table.slots(owners, positions) for table in self.tables),
+            slot_mapping=tuple(table.slots(owners, positions) for table in self.tables) if self.maps_slots else (),
             sampling=np.nonzero(self.num_computed[rows] == self.num_tokens[rows])[0],
             copy_src=unpack(plan.copy_src, "copy_src"),
             copy_dst=unpack(plan.copy_dst, "copy_dst"),

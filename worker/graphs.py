@@ -20,6 +20,7 @@ from worker.device_table import DeviceTable
 from worker.layout import Layout
 from worker.metadata import metadata_of
 from worker.padding import no_rows, pad_decode
+from worker.places import PlaceFinder
 from worker.upload import Arrays, input_arrays
 
 Forward = Callable[[Tensor, Tensor, list[AttentionMetadata]], Tensor]
@@ -34,6 +35,7 @@ class RecordedStep:
         size: int,
         plans: list[DecodePlan],
         tables: list[DeviceTable],
+        places: PlaceFinder,
         max_seq_len: int,
         backend: AttentionBackend,
         forward: Forward,
@@ -42,12 +44,13 @@ class RecordedStep:
         self.size = size
         self._plans = plans
         self._tables = tables
+        self._places = places
         self._max_seq_len = max_seq_len
         self._backend = backend
         self._forward = forward
         self._launches: dict[str, int] = {}
         """By counter of the backend: what one run adds to it. A replay calls no Python that could count."""
-        empty = self.pack(no_rows(len(plans)))
+        empty = self.pack(no_rows(0 if places.on_device else len(plans)))
         assert empty is not None, "no work always fits"
         layout = Layout(empty)
         host = torch.zeros(layout.end, dtype=torch.uint8)
@@ -77,19 +80,20 @@ class RecordedStep:
 
     def _body(self) -> Tensor:
         before = dict(self._backend.counters)
-        views, groups = self._views, range(len(self._plans))
+        views = self._views
+        places = self._places.find(views)  # recorded with the rest: a replay makes them anew
         metadata = metadata_of(
             self._tables,
             rows=views["rows"],
             query_start_loc=views["query_start_loc"],
             seq_lens=views["seq_lens"],
-            slot_mapping=[views[f"slots.{group}"] for group in groups],
+            slot_mapping=places.slot_mapping,
             max_query_len=1,
             max_seq_len=self._max_seq_len,
         )
         for group, plan in enumerate(self._plans):
             plan.bind(metadata[group], views[f"work.{group}"])
-        logits = self._forward(views["input_ids"], views["positions"], metadata)
+        logits = self._forward(views["input_ids"], places.positions, metadata)
         self._launches = {name: count - before[name] for name, count in self._backend.counters.items()}
         return logits
 

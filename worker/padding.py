@@ -2,6 +2,7 @@
 
 A row of padding has no query token (query_start_loc repeats its last value), sees nothing (seq_len 0) and writes
 nowhere (slot -1). Its place in the flat arrays holds token 0 at position 0; what the model makes of that is nobody's.
+Where the device makes slots, the step has none, and the kernel gives padding the same.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def pad_decode(step: StepInputs, size: int) -> StepInputs:
 
 
 def no_rows(num_groups: int) -> StepInputs:
-    """A decode step without rows. Padded, it is what a step is recorded with."""
+    """A decode step without rows. Padded, it is what a step is recorded with. num_groups: those it has slots of."""
     none64, none32 = np.zeros(0, np.int64), np.zeros(0, np.int32)
     return StepInputs(
         rows=none64,

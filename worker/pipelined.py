@@ -2,9 +2,9 @@
 
 A step's tokens reach the host only when the next step is already under way, so rows advance by tokens that the host
 has yet to learn; the device keeps the last token of every row and fills them in. Inputs and changes of block tables
-cross in one copy, beside the model (`upload`); results likewise. Decode runs from recordings (`graphs`) where the
-backend allows it. At most two steps are on the device at a time: the one that `submit` adds and the one whose result it
-delivers.
+cross in one copy, beside the model (`upload`); results likewise. Positions and slots follow from them on the device if
+the backend maps slots there (`places`). Decode runs from recordings (`graphs`) where the backend allows it. At most two
+steps are on the device at a time: the one that `submit` adds and the one whose result it delivers.
 
 On host memory (`device.HostDevice`) all of this is done too, one thing after the other: so it serves the interpreted
 Triton backend, and so it is tested.
@@ -34,6 +34,7 @@ from worker.device import Device, Mark, make_device
 from worker.graphs import DecodeGraphs, RecordedStep
 from worker.metadata import metadata_of
 from worker.padding import graph_sizes
+from worker.places import PlaceFinder
 from worker.runner import Deliver, ModelRunner, StartError
 from worker.upload import StepUploader, Upload, input_arrays
 
@@ -70,6 +71,8 @@ class PipelinedRunner(ModelRunner):
         super().__init__(config, num_threads, on_progress, replica=replica)
         self._queues = make_device(self.device)
         self.uploader = StepUploader(self._queues, self.tables)
+        self.places = PlaceFinder(self.backend, self.tables)
+        self.batch.maps_slots = not self.places.on_device
         self._last_token = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=self.device)
         self._completions = CompletionThread()
         self.ready_fd: int | None = self._completions.fd
@@ -174,18 +177,19 @@ class PipelinedRunner(ModelRunner):
             self.replays += 1
             logits = recorded.run(upload.buffer).index_select(0, views["last"])
             return logits, logits.new_empty(0)
+        places = self.places.find(views)
         metadata = metadata_of(
             self.tables,
             rows=views["rows"],
             query_start_loc=views["query_start_loc"],
             seq_lens=views["seq_lens"],
-            slot_mapping=[views[f"slots.{group}"] for group in range(len(self.tables))],
+            slot_mapping=places.slot_mapping,
             max_query_len=int(np.diff(step.query_start_loc).max()),
             max_seq_len=int(step.seq_lens.max()),
             host_query_start_loc=torch.from_numpy(step.query_start_loc),
             host_seq_lens=torch.from_numpy(step.seq_lens),
         )
-        hidden = self._hidden(views["input_ids"], views["positions"], metadata)
+        hidden = self._hidden(views["input_ids"], places.positions, metadata)
         return self.model.compute_logits(hidden.index_select(0, views["last"])), hidden
 
     def _enqueue_sampling(
@@ -212,6 +216,8 @@ class PipelinedRunner(ModelRunner):
 
     def warm_up(self) -> None:
         super().warm_up()
+        if self.places.on_device:
+            self.places.warm_up()
         if isinstance(self.backend, GraphBackend) and not self.config.enforce_eager:
             began = time.monotonic()
             sizes = graph_sizes(self.config.max_num_seqs)
@@ -237,7 +243,9 @@ class PipelinedRunner(ModelRunner):
             )
             for table, window in zip(self.tables, model.windows, strict=True)
         ]
-        return RecordedStep(size, plans, self.tables, max_seq_len, self.backend, self._logits, self._queues)
+        return RecordedStep(
+            size, plans, self.tables, self.places, max_seq_len, self.backend, self._logits, self._queues
+        )
 
     def _logits(self, input_ids: Tensor, positions: Tensor, metadata: list[AttentionMetadata]) -> Tensor:
         return self.model.compute_logits(self._hidden(input_ids, positions, metadata))

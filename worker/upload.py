@@ -31,15 +31,18 @@ class Upload(NamedTuple):
 
 
 def input_arrays(step: StepInputs) -> Arrays:
-    """What the model is told: names and order are those of a recorded step, too."""
-    return {
+    """What the model is told: names and order are those of a recorded step, too. A step without slots has no positions
+    either: the device makes both (`worker.places`)."""
+    arrays: Arrays = {
         "input_ids": step.input_ids,
-        "positions": step.positions,
         "query_start_loc": step.query_start_loc,
         "seq_lens": step.seq_lens,
         "rows": step.rows,
-        **{f"slots.{group}": slots for group, slots in enumerate(step.slot_mapping)},
     }
+    if step.slot_mapping:
+        arrays["positions"] = step.positions
+        arrays.update({f"slots.{group}": slots for group, slots in enumerate(step.slot_mapping)})
+    return arrays
 
 
 class StepUploader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from kernels.checks import check_attention, check_metadata, check_write
 from kernels.metadata import AttentionMetadata
 from kernels.quantise import LIMITS
+from kernels.slots import MapSlots
 from kernels.transfer import to_device
 from kernels.triton import interpreter
 from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
@@ -22,6 +24,7 @@ from kernels.triton.cache import write_kv_kernel
 from kernels.triton.copies import copy_blocks
 from kernels.triton.decode_plan import DecodeWork
 from kernels.triton.plan import plan_attention
+from kernels.triton.slots import SlotMapper
 from kernels.triton.tiles import LONG_ROWS, SPLIT_SIZE, WRITE_TILE, Kind, Tiles, merge_warps, pick_tiles
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -206,6 +209,19 @@ class TritonBackend:
             block_q=tiles.block_m // shape.group,
         )
         return BoundDecodePlan(self, work, tiles, shape)
+
+    def slot_mapper(self, tables: Sequence[Tensor], block_sizes: Sequence[int]) -> MapSlots:
+        """See `kernels.slots`."""
+        mapper = SlotMapper(tables, block_sizes)
+        self.counters.setdefault("slot_mapping", 0)
+
+        def map_slots(
+            rows: Tensor, query_start_loc: Tensor, seq_lens: Tensor, slots: Tensor, positions: Tensor
+        ) -> None:
+            self.counters["slot_mapping"] += 1
+            mapper(rows, query_start_loc, seq_lens, slots, positions)
+
+        return map_slots
 
     def preset(self, metadata: AttentionMetadata, shape: StepShape, launches: list[Launch]) -> None:
         """Attention of this shape under `metadata` launches these, and no other shape may ask: a recording must not

@@ -20,7 +20,7 @@ _before = os.environ.get("TRITON_INTERPRET")
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 try:
-    from kernels.triton import copies, elementwise, slots, states, variants
+    from kernels.triton import backend, copies, elementwise, slots, states, variants
 finally:
     if _before is None:
         os.environ.pop("TRITON_INTERPRET", None)
@@ -33,6 +33,7 @@ __all__ = [
     "DTYPES",
     "FORMS",
     "assert_rounded",
+    "backend",
     "computed_by",
     "copies",
     "elementwise",

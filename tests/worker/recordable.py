@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.metadata import AttentionMetadata
 from kernels.torch_backend import TorchBackend
+from tests.kernels.triton_ops import backend as triton
 
 
 class EchoPlan:
@@ -60,3 +61,9 @@ class RecordableBackend(TorchBackend):
             words = self.bound[1][: metadata.num_seqs]
             assert torch.equal(words, metadata.seq_lens), "the work is another step's"
         super().paged_attention(q, k_cache, v_cache, metadata, **more)
+
+
+class MappingBackend(RecordableBackend):
+    """Also a SlotBackend: the slots are those of the Triton backend, and so is the kernel."""
+
+    slot_mapper = triton.TritonBackend.slot_mapper

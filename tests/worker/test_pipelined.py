@@ -21,10 +21,11 @@ from protocol.arrays import unpack
 from protocol.config import EngineConfig
 from tests.tiny_model import tiny_model
 from tests.worker.late_device import LateDevice
-from tests.worker.recordable import RecordableBackend
+from tests.worker.recordable import MappingBackend, RecordableBackend
 from tests.worker.serving import Serving, config_of, greedy
-from worker.batch import DigestMismatch, PlanError
+from worker.batch import DigestMismatch, InputBatch, PlanError, StepInputs
 from worker.kernel_calls import KernelCalls
+from worker.padding import graph_sizes
 from worker.pipelined import PipelinedRunner
 from worker.runner import ModelRunner
 from worker.staging import StagingRing
@@ -134,6 +135,63 @@ def test_with_a_single_buffer_the_host_waits_for_the_device(make: Any) -> None:
     runner.uploader.ring = StagingRing(device, 1)
     assert play(Serving(runner)) == plain_tokens("mixed", config.kv_memory)
     assert runner.uploader.ring.waits > 0
+
+
+Placed = tuple[list[int], list[list[int]]]
+"""Of each token its position; and, per cache group, its slot."""
+
+
+def placed_by(runner: PipelinedRunner) -> list[Placed]:
+    """What the model is told in each step from now on. Nothing of it may have been uploaded."""
+    seen: list[Placed] = []
+    forward, send, layer_of = runner.model.forward, runner.uploader.send, runner._group_of.index
+
+    def spy_forward(input_ids: torch.Tensor, positions: torch.Tensor, caches: Any, metadata: Any, *more: Any) -> Any:
+        slots = [metadata[layer_of(group)].slot_mapping for group in range(len(runner.tables))]
+        seen.append((positions.tolist(), [of_group.tolist() for of_group in slots]))
+        return forward(input_ids, positions, caches, metadata, *more)
+
+    def spy_send(step: StepInputs, inputs: Any) -> Any:
+        assert {"positions", "slots.0"}.isdisjoint(inputs)
+        return send(step, inputs)
+
+    runner.model.forward, runner.uploader.send = spy_forward, spy_send  # type: ignore[method-assign]
+    return seen
+
+
+def steps_of(plans: list[m.SchedulerOutput], batch: InputBatch) -> Iterator[StepInputs]:
+    """What the host makes of the plans, slots included."""
+    for plan in plans:
+        if plan.epoch != batch.epoch:
+            batch.start_epoch(plan.epoch)
+        step = batch.apply(plan)
+        batch.expect_sampled(step.rows[step.sampling])
+        yield step
+
+
+@pytest.mark.parametrize(("num_blocks", "eager"), [(24, False), (400, True)], ids=["recorded", "eager"])
+def test_slots_made_on_the_device_are_those_of_the_host(make: Any, num_blocks: int, eager: bool) -> None:
+    """In prefill, chunks, mixed batches and decode, with a sliding window; padding of a recorded size gets none."""
+    kv_memory = str(num_blocks * BLOCK_BYTES)
+    config = config_of(tiny_model("mixed"), kv_memory=kv_memory, enforce_eager=eager)
+    backend = MappingBackend()
+    runner = make(PipelinedRunner, config, backend, make_device=lambda _: LateDevice(0.6))
+    windows, seen, before = runner.model_config.windows, placed_by(runner), backend.counters["slot_mapping"]
+    assert len(windows) == 2 and any(windows)
+    serving = Serving(runner)
+    assert play(serving) == plain_tokens("mixed", kv_memory)
+    batch = InputBatch(config.max_num_seqs, config.max_model_len, windows, config.block_size)
+    padded = mixed = 0
+    for (positions, slots), step in zip(seen, steps_of(serving.plans, batch), strict=True):
+        tokens, rows = len(step.input_ids), len(step.rows)
+        decodes = not eager and tokens == rows
+        more = min(size for size in graph_sizes(config.max_num_seqs) if size >= rows) - rows if decodes else 0
+        assert positions == [*step.positions.tolist(), *[0] * more]
+        assert slots == [[*of_group.tolist(), *[-1] * more] for of_group in step.slot_mapping]
+        padded += more > 0
+        mixed += rows < tokens and bool((np.diff(step.query_start_loc) == 1).any())
+    assert mixed > 3 and (padded > 3) is not eager
+    assert backend.counters["slot_mapping"] - before == len(serving.plans)
 
 
 def spied(runner: ModelRunner) -> list[torch.Tensor]:
