@@ -9,6 +9,7 @@ from bench import perplexity, serve
 from bench.control import command as control
 from bench.gpu import command as gpu
 from bench.kernels import command as kernels
+from bench.paging import command as paging
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_parser(subcommands)
     kernels.add_parser(subcommands)
     control.add_parser(subcommands)
+    paging.add_parser(subcommands)
     perplexity.add_parser(subcommands)
     gpu.add_parser(subcommands)
     args = parser.parse_args(argv)

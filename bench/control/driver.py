@@ -40,12 +40,16 @@ class Driver:
         num_blocks: int = 100_000,
         windows: tuple[int, ...] = (0,),
         pipeline_depth: int = 2,
+        block_size: int = BLOCK_SIZE,
+        max_model_len: int = MAX_MODEL_LEN,
+        enable_prefix_caching: bool = True,
     ):
         self.config = EngineConfig(
             model="none",
             workers=1,
-            block_size=BLOCK_SIZE,
-            max_model_len=MAX_MODEL_LEN,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=1_000_000,
