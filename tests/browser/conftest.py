@@ -37,7 +37,7 @@ def pytest_report_collectionfinish() -> str:
     return "tests/browser: not collected, there is no chromium here (Debian: apt-get install chromium)"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Two workers of a tiny model, with a window group beside the full one, and a gateway."""
     kind = {
@@ -64,8 +64,9 @@ def server(deployment: Deployment) -> Iterator[Deployment]:
     deployment.wait_idle()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not longer than the module: while it is open, an event loop runs in this thread, and asyncio.run must fail."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser

@@ -101,7 +101,7 @@ def test_compiled_operations_serve_cpu_floats_only() -> None:
     assert isinstance(make_ops(torch.bfloat16, "cpu"), CpuOps)
     assert isinstance(make_ops(torch.float32, "cpu"), CpuOps)
     assert isinstance(make_ops(torch.float16, "cpu"), TorchOps)
-    assert isinstance(make_ops(torch.bfloat16, "cuda"), TorchOps)
+    assert not isinstance(make_ops(torch.bfloat16, "cuda"), CpuOps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
