@@ -22,7 +22,7 @@ MOST_ROWS = 60
 """Kernels that are listed; the rest is added up."""
 STEP = "step, outside of what is listed"
 """What a step spends in no listed operation: Python, and compiled code that torch does not know."""
-_CALLS = ("write_kv", "paged_attention", "copy_blocks")
+_CALLS = ("write_kv", "rotate_and_write_kv", "paged_attention", "copy_blocks")
 
 
 class Profiled(Protocol):

@@ -23,6 +23,7 @@ from kernels.triton.attention import merge_splits_kernel, paged_attention_kernel
 from kernels.triton.cache import write_kv_kernel
 from kernels.triton.copies import copy_blocks
 from kernels.triton.decode_plan import DecodeWork
+from kernels.triton.elementwise import TritonOps
 from kernels.triton.plan import plan_attention
 from kernels.triton.slots import SlotMapper
 from kernels.triton.tiles import LONG_ROWS, SPLIT_SIZE, WRITE_TILE, Kind, Tiles, merge_warps, pick_tiles
@@ -59,7 +60,7 @@ class TritonBackend:
     name = "triton"
 
     def __init__(self, split_size: int = SPLIT_SIZE) -> None:
-        self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
+        self.counters = {"write_kv": 0, "rotate_and_write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self.split_size = split_size
         self.warms_splits = not INTERPRETED  # thousands of keys take the interpreter seconds, and nothing is compiled
         # AMD's GPUs have such numbers too, but neither wgmma nor the shared memory of a Hopper
@@ -92,6 +93,29 @@ class TritonBackend:
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
             H=num_kv_heads, HEADS=heads, D=head_dim, D_PAD=d_pad, PAGE=k_cache.shape[2],
             QUANTISED=k_cache.dtype in LIMITS,
+        )  # fmt: skip
+
+    def rotate_and_write_kv(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        positions: Tensor,
+        table: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        """See `kernels.fusion`."""
+        self.counters["rotate_and_write_kv"] += 1
+        TritonOps(qkv.dtype).rotate_and_write_kv(
+            qkv, num_heads, positions, table, k_cache, v_cache, slot_mapping,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
 
     def paged_attention(

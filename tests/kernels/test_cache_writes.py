@@ -102,8 +102,5 @@ def test_counters_count_what_ran(backend: AttentionBackend) -> None:
     k = torch.zeros((1, 1, 16), device=device)
     backend.write_kv(k, k, cache, cache.clone(), torch.tensor([5], device=device))
     backend.copy_blocks([cache], torch.tensor([1], device=device), torch.tensor([2], device=device))
-    assert {name: backend.counters[name] - before[name] for name in before} == {
-        "write_kv": 1,
-        "paged_attention": 0,
-        "copy_blocks": 1,
-    }
+    ran = {name: count - before[name] for name, count in backend.counters.items() if count != before[name]}
+    assert ran == {"write_kv": 1, "copy_blocks": 1}

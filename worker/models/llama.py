@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.backend import AttentionBackend
+from kernels.fusion import rotate_and_write_kv_of
 from kernels.metadata import AttentionMetadata
 from protocol.model_config import ModelConfig
 from worker.layers.head import OutputHead
@@ -197,15 +198,22 @@ class DecoderLayer:
         """hidden [T, H] → what the heads gathered, [T, Hq * D]."""
         num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv(hidden)  # [T, (Hq + 2 Hkv) * D]
-        if self.q_norm is not None and self.k_norm is not None:
-            self.ops.norm_heads(qkv, 0, num_heads, self.q_norm, self.eps)
-            self.ops.norm_heads(qkv, num_heads, num_kv_heads, self.k_norm, self.eps)
-        self.ops.rotate(qkv, num_heads + num_kv_heads, positions, self.rope)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = heads.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
         k_cache, v_cache, *scales = kv_cache
         k_scale, v_scale = scales or (None, None)
-        backend.write_kv(k, v, k_cache, v_cache, metadata.slot_mapping, k_scale, v_scale)
+        rotate_and_write_kv = rotate_and_write_kv_of(backend)
+        if rotate_and_write_kv is not None:
+            rotate_and_write_kv(
+                qkv, num_heads, positions, self.rope, k_cache, v_cache, metadata.slot_mapping,
+                q_norm=self.q_norm, k_norm=self.k_norm, eps=self.eps, k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
+        else:
+            if self.q_norm is not None and self.k_norm is not None:
+                self.ops.norm_heads(qkv, 0, num_heads, self.q_norm, self.eps)
+                self.ops.norm_heads(qkv, num_heads, num_kv_heads, self.k_norm, self.eps)
+            self.ops.rotate(qkv, num_heads + num_kv_heads, positions, self.rope)
+            backend.write_kv(k, v, k_cache, v_cache, metadata.slot_mapping, k_scale, v_scale)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         backend.paged_attention(
             q, k_cache, v_cache, metadata,
