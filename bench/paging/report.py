@@ -137,8 +137,7 @@ def _draw_allocators(waste: Any, at_once: Any, rows: list[dict[str, Any]]) -> No
     load = rows[0]["load"]
     mine = [row for row in rows if row["load"] == load]
     names = [
-        {"reserve max": "reserve", "contiguous": "contig."}.get(row["allocator"], str(row["block_size"]))
-        for row in mine
+        {"reserve max": "max", "contiguous": "cont."}.get(row["allocator"], str(row["block_size"])) for row in mine
     ]
     places = list(range(len(mine)))
     shares = [
@@ -156,11 +155,16 @@ def _draw_allocators(waste: Any, at_once: Any, rows: list[dict[str, Any]]) -> No
     forms = [(place, row["closed_forms"]["running"]) for place, row in zip(places, mine, strict=True)]
     known = [(place, form) for place, form in forms if form is not None]
     at_once.scatter([p for p, _ in known], [f for _, f in known], marker="_", s=150, color="black", label="closed form")
-    at_once.set(title="Requests at once", ylabel="running while others wait")
-    at_once.legend(frameon=False, fontsize=8)
+    at_once.set(
+        title="Requests at once",
+        ylabel="running while others wait",
+        ylim=(0, 1.2 * max(row["running"] for row in mine)),
+    )
+    at_once.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
     for axes in (waste, at_once):
         axes.set_xticks(places, names, fontsize=8)
-        axes.set_xlabel("allocator; a number: paged, with that block size")
+        axes.set_xlabel("maximum reserved, contiguous, or paged by block size")
+        axes.tick_params("x", length=0)
 
 
 def _draw_block_sizes(tail: Any, cost: Any, hits: Any, rows: list[dict[str, Any]]) -> None:
@@ -168,7 +172,7 @@ def _draw_block_sizes(tail: Any, cost: Any, hits: Any, rows: list[dict[str, Any]
     tail.plot(sizes, [row["tail_waste"] for row in rows], marker="o", label="tail waste, slots a request")
     tail.plot(sizes, [row["tail_waste_closed_form"] for row in rows], "k:", label="(B - 1)/2")
     tail.plot(sizes, [row["table_length"] for row in rows], marker="s", label="table entries a request")
-    tail.set(title="Tail against table", xscale="log", yscale="symlog")
+    tail.set(title="Tail against table", xscale="log", yscale="symlog", ylim=(0, None))
     cost.plot(sizes, [row["step_us"] for row in rows], marker="o", label="scheduler step, CPU µs")
     cost.plot(sizes, [row["plan_bytes"] for row in rows], marker="s", label="plan, bytes a step")
     cost.plot(sizes, [row["books_bytes"] / 1024 for row in rows], marker="^", label="books, KiB")
@@ -197,4 +201,5 @@ def _draw_throughput(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(slots, [f"{n // 1024}k" for n in slots])
     axes.minorticks_off()
     axes.set_xlabel("KV memory, slots")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_ylim(0, 1.25 * max(row["tokens_per_pass"] for row in rows))
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
