@@ -50,10 +50,6 @@ class FreeKVCacheBlockQueue:
             yield block
             block = block.next_free
 
-    def popleft(self) -> KVCacheBlock:
-        """Take the block to be reused next. Raises IndexError when there is none."""
-        return self.popleft_n(1)[0]
-
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take the n blocks to be reused next, in that order. Raises IndexError, and takes none, if there are fewer."""
         if n > self._length:

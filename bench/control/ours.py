@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.control.driver import BLOCK_SIZE, CLIENT, HASH_KEY, Driver, random_tokens
-from bench.control.side import serve
+from bench.control.side import Operations, median_cpu, serve
 from protocol import codec
 from protocol import messages as m
 from scheduler import events as e
@@ -71,9 +71,9 @@ def _messages(driver: Driver, repeat: int = 30) -> dict[str, Any]:
     plan = driver.plan
     assert plan is not None
     frame = codec.encode(plan)
-    encode = _median_cpu(lambda: codec.encode(plan), repeat)
+    encode = median_cpu(lambda: codec.encode(plan), repeat)
     decoder: codec.Decoder[m.SchedulerToWorker] = codec.Decoder(m.SchedulerToWorker)
-    decode = _median_cpu(lambda: decoder.decode(frame), repeat)
+    decode = median_cpu(lambda: decoder.decode(frame), repeat)
     return {"plan_bytes": len(frame), "encode_s": encode, "decode_s": decode}
 
 
@@ -141,18 +141,9 @@ def pool(blocks: int, count: int) -> dict[str, Any]:
     books = BlockPool(blocks)
     memory = tracemalloc.get_traced_memory()[0] / blocks
     tracemalloc.stop()
-    timed: dict[str, float] = {}
-    one = [books.get_new_blocks(1) for _ in range(3)]  # warm
-    for taken in one:
-        books.free_blocks(taken)
-    books = BlockPool(blocks)
-
-    def run(name: str, operation: Any, items: list[Any], per: int = 1) -> list[Any]:
-        before = time.thread_time()
-        results = [operation(item) for item in items]
-        timed[name] = (time.thread_time() - before) / len(items) / per
-        return results
-
+    books = BlockPool(blocks)  # not the one that was traced
+    operations = Operations()
+    run = operations.run
     got = run("get_new_blocks(1)", books.get_new_blocks, [1] * count)
     run("free_blocks of 1", books.free_blocks, got)
     got = run("get_new_blocks(64), per block", books.get_new_blocks, [64] * (count // 64), 64)
@@ -174,16 +165,7 @@ def pool(blocks: int, count: int) -> dict[str, Any]:
     run("touch, block in use", books.touch, [(block,) for block in hits])
     books.free_blocks(hits + hits)
     run("get_new_blocks(1), evicting", books.get_new_blocks, [1] * count)
-    return {"operations_s": timed, "bytes_per_block": memory}
-
-
-def _median_cpu(operation: Any, repeat: int) -> float:
-    times = []
-    for _ in range(repeat):
-        before = time.thread_time()
-        operation()
-        times.append(time.thread_time() - before)
-    return sorted(times)[len(times) // 2]
+    return {"operations_s": operations.seconds, "bytes_per_block": memory}
 
 
 CASES = {"decode": decode, "admission": admission, "shared_prefix": shared_prefix, "pool": pool}

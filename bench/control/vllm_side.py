@@ -52,7 +52,7 @@ from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
 
-from bench.control.side import serve  # noqa: E402
+from bench.control.side import Operations, median_cpu, serve  # noqa: E402
 
 BLOCK_SIZE, VOCAB = 16, 49152
 _rng = random.Random(1)
@@ -148,8 +148,8 @@ def decode(n: int, steps: int, groups: int = 1, aligned: bool = False) -> dict[s
         "step_s": times,
         "blocks": blocks,
         "plan_bytes": len(frame),
-        "encode_s": _median_cpu(lambda: pickle.dumps(plan, pickle.HIGHEST_PROTOCOL), 30),
-        "decode_s": _median_cpu(lambda: pickle.loads(frame), 30),
+        "encode_s": median_cpu(lambda: pickle.dumps(plan, pickle.HIGHEST_PROTOCOL), 30),
+        "decode_s": median_cpu(lambda: pickle.loads(frame), 30),
     }
 
 
@@ -210,15 +210,10 @@ def shared_prefix(
 
 
 def pool(blocks: int, count: int) -> dict[str, Any]:
-    timed: dict[str, float] = {}
     books = BlockPool(blocks, enable_caching=True, hash_block_size=BLOCK_SIZE)
 
-    def run(name: str, operation: Any, items: list[Any], per: int = 1) -> list[Any]:
-        before = time.thread_time()
-        results = [operation(item) for item in items]
-        timed[name] = (time.thread_time() - before) / len(items) / per
-        return results
-
+    operations = Operations()
+    run = operations.run
     got = run("get_new_blocks(1)", books.get_new_blocks, [1] * count)
     run("free_blocks of 1", books.free_blocks, got)
     got = run("get_new_blocks(64), per block", books.get_new_blocks, [64] * (count // 64), 64)
@@ -241,16 +236,7 @@ def pool(blocks: int, count: int) -> dict[str, Any]:
     run("touch, block in use", books.touch, hits)
     books.free_blocks([block[0] for block in hits + hits])
     run("get_new_blocks(1), evicting", books.get_new_blocks, [1] * count)
-    return {"operations_s": timed}
-
-
-def _median_cpu(operation: Any, repeat: int) -> float:
-    times = []
-    for _ in range(repeat):
-        before = time.thread_time()
-        operation()
-        times.append(time.thread_time() - before)
-    return sorted(times)[len(times) // 2]
+    return {"operations_s": operations.seconds}
 
 
 if __name__ == "__main__":

@@ -127,9 +127,9 @@ def test_the_queue_takes_from_both_ends_and_the_middle() -> None:
     queue.remove(blocks[1])
     queue.check()
     assert [block.block_id for block in queue] == [4, 0, 2, 3]
-    assert [queue.popleft().block_id for _ in range(4)] == [4, 0, 2, 3]
+    assert [queue.popleft_n(1)[0].block_id for _ in range(4)] == [4, 0, 2, 3]
     with pytest.raises(IndexError):
-        queue.popleft()
+        queue.popleft_n(1)
 
 
 def test_a_block_cannot_be_queued_twice_nor_removed_unqueued() -> None:
