@@ -57,11 +57,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 @pytest.fixture
 def server(deployment: Deployment) -> Iterator[Deployment]:
     """The deployment, whole and idle before the test and after it."""
-    deployment.wait_in_service(WORKERS)
-    deployment.wait_idle()
-    yield deployment
-    deployment.wait_in_service(WORKERS)
-    deployment.wait_idle()
+    with deployment.whole_and_idle(WORKERS):
+        yield deployment
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,8 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment
 @pytest.fixture
 def server(two_workers: Deployment) -> Iterator[Deployment]:
     """The shared deployment, whole and idle before the test and found so again after it."""
-    two_workers.wait_in_service(WORKERS)
-    two_workers.wait_idle()
-    yield two_workers
-    two_workers.wait_in_service(WORKERS)
-    two_workers.wait_idle()
+    with two_workers.whole_and_idle(WORKERS):
+        yield two_workers
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -218,3 +219,12 @@ class Deployment:
             return () if busy or leaking else status.replicas
 
         return self.wait_until(idle, timeout_s, "no request left and every block free")
+
+    @contextmanager
+    def whole_and_idle(self, names: Sequence[str]) -> Iterator[None]:
+        """For tests that share it: it is so before the body, and must be found so again after it."""
+        self.wait_in_service(names)
+        self.wait_idle()
+        yield
+        self.wait_in_service(names)
+        self.wait_idle()
