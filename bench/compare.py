@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.stats import METRICS, RunStats, median
+from bench.quantiles import median
+from bench.stats import METRICS, RunStats
 
 
 @dataclass(frozen=True)

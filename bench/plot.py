@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.describe import describe
 from bench.results import Result
 
-PANELS = (
+THROUGHPUT_AND_LATENCY = (
     ("Output tokens/s", 1.0, {"": "output_tokens_per_s"}),
     ("Time to first token, s", 1.0, {"p50": "ttft_p50_s", "p90": "ttft_p90_s", "p99": "ttft_p99_s"}),
     ("Inter-token latency, ms", 1e3, {"p50": "itl_p50_s", "p90": "itl_p90_s", "p99": "itl_p99_s"}),
+)
+LONG_PROMPTS = (
+    ("Greatest ITL ÷ median", 1.0, {"": "background_itl_max_over_p50"}),
+    ("Long prompts: time to first token, s", 1.0, {"p50": "ttft_p50_s", "p90": "ttft_p90_s", "p99": "ttft_p99_s"}),
+    (
+        "Streams beside them: inter-token latency, ms",
+        1e3,
+        {
+            "quiet p50": "background_quiet_itl_p50_s",
+            "p50": "background_itl_p50_s",
+            "p99": "background_itl_p99_s",
+            "max": "background_itl_max_s",
+        },
+    ),
 )
 
 
@@ -18,11 +33,12 @@ def write_plot(result: Result, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    panels = LONG_PROMPTS if result.workload.kind == "long-arrivals" else THROUGHPUT_AND_LATENCY
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(PANELS), width_ratios=[1, 2, 2])
+    axes = figure.subplots(1, len(panels), width_ratios=[1, 2, 2])
     width = 0.8 / len(result.targets)
-    for ax, (title, factor, metrics) in zip(axes, PANELS, strict=True):
+    for ax, (title, factor, metrics) in zip(axes, panels, strict=True):
         for i, target in enumerate(result.targets):
             summary = target.summary()
             spreads = [summary[metric] for metric in metrics.values()]
@@ -36,10 +52,7 @@ def write_plot(result: Result, path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_xlim(-0.6, 0.6)
     axes[-1].legend(frameon=False, fontsize=9)
-    load = result.workload
     figure.suptitle(
-        f"{load.num_prompts} requests, {load.prefix_len + load.input_len} tokens in, {load.output_len} out, "
-        f"{result.concurrency} at a time ({result.machine['cpu']}, {result.machine['cores']} cores)",
-        fontsize=10,
+        f"{describe(result.as_json())} ({result.machine['cpu']}, {result.machine['cores']} cores)", fontsize=10
     )
     figure.savefig(path, dpi=150)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.stats import RequestRecord, RunStats
+from bench.record import RequestRecord
+from bench.stats import RunStats
 
 
 class ProgressBars:

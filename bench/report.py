@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.compare import Ratio, Spread
+from bench.describe import describe
 from bench.results import Result
 from bench.stats import HIGHER_IS_BETTER
 
@@ -19,6 +20,12 @@ ROWS = {
     "itl_p50_s": ("ITL p50, ms", 1e3, "{:.1f}"),
     "itl_p90_s": ("ITL p90, ms", 1e3, "{:.1f}"),
     "itl_p99_s": ("ITL p99, ms", 1e3, "{:.1f}"),
+    "background_itl_p50_s": ("streams beside them: ITL p50, ms", 1e3, "{:.1f}"),
+    "background_itl_p99_s": ("… ITL p99, ms", 1e3, "{:.1f}"),
+    "background_itl_max_s": ("… greatest ITL, ms", 1e3, "{:.1f}"),
+    "background_itl_max_over_p50": ("… greatest ÷ p50", 1.0, "{:.2f}"),
+    "background_quiet_itl_p50_s": ("… ITL p50 in quiet times, ms", 1e3, "{:.1f}"),
+    "background_tokens_per_s": ("… tokens/s", 1.0, "{:.1f}"),
     "stall_max_s": ("longest stall, ms", 1e3, "{:.0f}"),
     "e2e_p50_s": ("end to end p50, s", 1.0, "{:.2f}"),
     "e2e_p99_s": ("end to end p99, s", 1.0, "{:.2f}"),
@@ -41,13 +48,10 @@ def format_ratio(ratio: Ratio) -> str:
 
 def result_table(result: Result) -> Table:
     """A row per metric, a column per target, a column per comparison."""
-    load = result.workload
-    shared = f"{load.prefix_len} shared by {load.num_prefixes} + " if load.prefix_len else ""
     rounds = len(result.targets[0].runs)
     comparisons = result.comparisons()
     table = Table(
-        title=f"{load.num_prompts} requests, {shared}{load.input_len} tokens in, {load.output_len} out, "
-        f"{result.concurrency} at a time",
+        title=describe(result.as_json()),
         caption=f"median (least…greatest) of {rounds} interleaved rounds; machine: {result.machine['cpu']}, "
         f"{result.machine['cores']} cores",
     )
@@ -58,10 +62,14 @@ def result_table(result: Result) -> Table:
         table.add_column(f"{comparison.subject} ÷ {comparison.baseline}", justify="right", style="bold")
     summaries = [target.summary() for target in result.targets]
     for metric, (label, factor, form) in ROWS.items():
+        if all(summary[metric].median is None for summary in summaries):
+            continue  # of another kind of load
         wish = "↑" if metric in HIGHER_IS_BETTER else "↓"
         cells = [format_spread(summary[metric], factor, form) for summary in summaries]
         table.add_row(f"{label} {wish}", *cells, *(format_ratio(c.metrics[metric]) for c in comparisons))
-    failed = [f"{sum(r.failed for r in t.runs)} of {load.num_prompts * len(t.runs)}" for t in result.targets]
+    failed = [
+        f"{sum(r.failed for r in t.runs)} of {sum(r.failed + r.completed for r in t.runs)}" for t in result.targets
+    ]
     table.add_row("failed requests", *failed, *("" for _ in comparisons))
     return table
 

@@ -5,8 +5,9 @@ Top-level keys of the JSON, stable for `schema` 1 (new keys may be added, none i
   command      the command line, one string
   started_at   ISO 8601, UTC
   machine      see bench/machine.py
-  workload     see bench/workload.py; all lengths in tokens
-  concurrency  clients at a time
+  workload     {kind, …}: kind as --workload names it, and the fields of its class (bench/workload.py,
+               bench/long_arrivals.py); all lengths in tokens
+  concurrency  clients at a time; for long-arrivals, streams of the background
   targets      list, in the order measured within a round; each:
     name, kind, address
     startup_s  seconds from start to ready; null if the server ran already
@@ -63,7 +64,7 @@ class Result:
             "command": self.command,
             "started_at": self.started_at,
             "machine": self.machine,
-            "workload": asdict(self.workload),
+            "workload": {"kind": self.workload.kind, **asdict(self.workload)},
             "concurrency": self.concurrency,
             "targets": [
                 asdict(target) | {"summary": {k: asdict(v) for k, v in target.summary().items()}}

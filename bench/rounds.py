@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from bench.load import closed_loop
+from bench.load import Load
+from bench.record import RequestRecord
 from bench.results import TargetResult
-from bench.stats import RequestRecord, RunStats, run_stats
+from bench.stats import RunStats, run_stats
 from bench.target import Target
-from bench.workload import Request, Workload
 
-WARMUP_ROUND = 0  # the prompts of measured round i are those of Workload.requests(i), i >= 1
+WARMUP_ROUND = 0  # measured rounds are 1, 2, …
 
 
 class Watcher(Protocol):
@@ -25,8 +25,7 @@ class Watcher(Protocol):
 
 async def measure(
     targets: Sequence[tuple[Target, TargetResult]],
-    workload: Workload,
-    concurrency: int,
+    load: Load,
     repeat: int,
     watcher: Watcher,
     warmup: bool = True,
@@ -41,21 +40,20 @@ async def measure(
     """
     started = clock()
 
-    async def run(target: Target, requests: list[Request], label: str) -> RunStats:
-        watcher.start(f"{target.name}, {label}", len(requests))
-        records = await closed_loop(target, requests, concurrency, watcher.request_done, clock, request_timeout_s)
-        stats = run_stats(records)
+    async def run(target: Target, round_index: int, label: str) -> RunStats:
+        watcher.start(f"{target.name}, {label}", load.num_requests)
+        stats = run_stats(await load.run(target, round_index, watcher.request_done, clock, request_timeout_s))
         watcher.end(stats)
         return stats
 
     if warmup:
         for target, result in targets:
-            result.warmup = await run(target, workload.requests(WARMUP_ROUND), "warm-up")
+            result.warmup = await run(target, WARMUP_ROUND, "warm-up")
     longest = 0.0
     for i in range(1, repeat + 1):
         begin = clock()
         if i > 1 and budget_s is not None and begin - started + longest > budget_s:
             return
         for target, result in targets:
-            result.runs.append(await run(target, workload.requests(i), f"round {i} of {repeat}"))
+            result.runs.append(await run(target, i, f"round {i} of {repeat}"))
         longest = max(longest, clock() - begin)

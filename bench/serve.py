@@ -8,12 +8,15 @@ import shlex
 import sys
 import tempfile
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from bench.load import ClosedLoop, Load
+from bench.long_arrivals import BesideStreams, LongArrivals
 from bench.machine import describe_machine
 from bench.processes import StartFailed, start_command, start_pageplane
 from bench.progress import ProgressBars
@@ -23,8 +26,27 @@ from bench.rounds import measure
 from bench.target import Target, TargetError, TargetSpec, unique_names
 from bench.workload import Workload
 
-QUICK = Workload(num_prompts=16, input_len=64, output_len=16)
+WORKLOADS: dict[str, Workload] = {load.kind: load for load in (Workload(), LongArrivals())}
+"""The defaults of each kind."""
+
+QUICK: dict[str, Workload] = {
+    "random": Workload(num_prompts=16, input_len=64, output_len=16),
+    "long-arrivals": LongArrivals(num_prompts=2, input_len=16, output_len=512, long_input_len=512, long_output_len=4),
+}
+"""The same with --quick."""
+
 QUICK_BUDGET_S = 30.0  # one more round may begin until then; a round of QUICK takes a few seconds
+
+LENGTHS = {
+    "num_prompts": "requests in each round; the long prompts of long-arrivals",
+    "input_len": "random tokens of each prompt; of long-arrivals, of each background stream's",
+    "output_len": "tokens generated for each",
+    "prefix_len": "tokens before them that prompts share",
+    "num_prefixes": "different shared prefixes",
+    "long_input_len": "tokens of each long prompt",
+    "long_output_len": "tokens generated for it",
+}
+"""Flags for the fields of workloads, and what they say."""
 
 EXAMPLES = """\
 examples:
@@ -47,22 +69,19 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    load = Workload()
     add = parser.add_argument
     add("--target", action="append", metavar="TARGET", default=[],
         help="pageplane[=ENDPOINT][,name=N] or openai=URL[,model=M][,name=N]; repeat it to compare: "
         "the first is the subject of all ratios (default: pageplane)")  # fmt: skip
+    add("--workload", choices=list(WORKLOADS), default="random",
+        help="random prompts, with --prefix-len shared prefixes; long-arrivals: long prompts one after another, while "
+        "--concurrency streams decode beside them (%(default)s)")  # fmt: skip
     add("--concurrency", type=int, default=16, help="clients, each with one request at a time (%(default)s)")
-    add("--num-prompts", type=int, help=f"requests in each round ({load.num_prompts}; quick: {QUICK.num_prompts})")
-    add("--input-len", type=int,
-        help=f"random tokens of each prompt ({load.input_len}; quick: {QUICK.input_len})")  # fmt: skip
-    add("--output-len", type=int,
-        help=f"tokens generated for each ({load.output_len}; quick: {QUICK.output_len})")  # fmt: skip
-    add("--prefix-len", type=int, default=0, help="tokens before them that prompts share (%(default)s)")
-    add("--num-prefixes", type=int, default=1, help="different shared prefixes (%(default)s)")
-    add("--token-ids", default=f"{load.min_token_id}:{load.max_token_id}", metavar="LOW:HIGH",
-        help="range of the random prompt tokens (%(default)s)")  # fmt: skip
-    add("--seed", type=int, default=load.seed, help="of the prompts (%(default)s)")
+    for name, meaning in LENGTHS.items():
+        add(f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{meaning} ({_defaults(name)})")
+    add("--token-ids", metavar="LOW:HIGH",
+        help=f"range of the random prompt tokens ({Workload.min_token_id}:{Workload.max_token_id})")  # fmt: skip
+    add("--seed", type=int, help=f"of all that is random ({Workload.seed})")
     add("--repeat", type=int, help="measured rounds (3; quick: 2)")
     add("--no-warmup", action="store_true", help="don't run and discard one round of each target first")
     add("--request-timeout", type=float, default=300.0, metavar="S", help="then it counts as failed (%(default)s)")
@@ -83,20 +102,37 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 def workload_of(args: argparse.Namespace) -> Workload:
     """The load that the flags describe. Raises ValueError."""
-    base = QUICK if args.quick else Workload()
-    low, colon, high = args.token_ids.partition(":")
-    if not (colon and low.isdecimal() and high.isdecimal()):
-        raise ValueError(f"--token-ids {args.token_ids!r} is not LOW:HIGH")
-    return Workload(
-        num_prompts=base.num_prompts if args.num_prompts is None else args.num_prompts,
-        input_len=base.input_len if args.input_len is None else args.input_len,
-        output_len=base.output_len if args.output_len is None else args.output_len,
-        prefix_len=args.prefix_len,
-        num_prefixes=args.num_prefixes,
-        seed=args.seed,
-        min_token_id=int(low),
-        max_token_id=int(high),
-    )
+    base = (QUICK if args.quick else WORKLOADS)[args.workload]
+    changes = {name: getattr(args, name) for name in (*LENGTHS, "seed") if getattr(args, name) is not None}
+    if args.token_ids is not None:
+        low, colon, high = args.token_ids.partition(":")
+        if not (colon and low.isdecimal() and high.isdecimal()):
+            raise ValueError(f"--token-ids {args.token_ids!r} is not LOW:HIGH")
+        changes |= {"min_token_id": int(low), "max_token_id": int(high)}
+    known = {field.name for field in fields(base)}
+    for name in changes:
+        if name not in known:
+            raise ValueError(f"--{name.replace('_', '-')} has no meaning for --workload {args.workload}")
+    return replace(base, **changes)
+
+
+def load_of(args: argparse.Namespace, workload: Workload) -> Load:
+    """How the workload is offered."""
+    if isinstance(workload, LongArrivals):
+        return BesideStreams(workload, args.concurrency)
+    return ClosedLoop(workload, args.concurrency)
+
+
+def _defaults(name: str) -> str:
+    """`256; long-arrivals: 64; quick: 64, 16`, of those kinds that have the field."""
+    texts = []
+    for defaults in (WORKLOADS, QUICK):
+        having = {kind: getattr(load, name) for kind, load in defaults.items() if hasattr(load, name)}
+        if len(set(having.values())) == 1:
+            texts.append(str(next(iter(having.values()))))
+        else:
+            texts.append(", ".join(f"{kind} {value}" for kind, value in having.items()))
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]}; quick: {texts[1]}"
 
 
 def make_target(name: str, spec: TargetSpec, timeout_s: float) -> Target:
@@ -117,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         specs = [TargetSpec.parse(text) for text in args.target or ["pageplane"]]
         workload = workload_of(args)
+        load = load_of(args, workload)
         repeat = args.repeat if args.repeat is not None else 2 if args.quick else 3
         if repeat < 1 or args.concurrency < 1:
             raise ValueError("--repeat and --concurrency must be at least 1")
@@ -137,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
                     for name, spec, startup_s in zip(unique_names(specs), specs, startup, strict=True)
                 ],
             )
-            asyncio.run(_measure(args, specs, result, repeat, console))
+            asyncio.run(_measure(args, specs, load, result, repeat, console))
     except (ValueError, TargetError, StartFailed) as error:
         console.print(f"[red]bench serve:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 2
@@ -184,7 +221,7 @@ def _start_servers(
 
 
 async def _measure(
-    args: argparse.Namespace, specs: list[TargetSpec], result: Result, repeat: int, console: Console
+    args: argparse.Namespace, specs: list[TargetSpec], load: Load, result: Result, repeat: int, console: Console
 ) -> None:
     async with AsyncExitStack() as stack:
         pairs: list[tuple[Target, TargetResult]] = []
@@ -195,7 +232,7 @@ async def _measure(
             pairs.append((target, target_result))
         with ProgressBars(console) as bars:
             await measure(
-                pairs, result.workload, args.concurrency, repeat, bars,
+                pairs, load, repeat, bars,
                 warmup=not args.no_warmup,
                 request_timeout_s=args.request_timeout,
                 budget_s=QUICK_BUDGET_S if args.quick else None,

@@ -14,76 +14,12 @@ nowhere but in `failed`.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class RequestRecord:
-    """What one request saw. Times are seconds on the run's clock."""
-
-    output_len: int  # tokens asked for
-    start_s: float  # when it was sent
-    arrivals: list[tuple[float, int]] = field(default_factory=list)  # (time, new tokens) of each chunk, in order
-    error: str | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(count for _, count in self.arrivals)
-
-    @property
-    def failure(self) -> str | None:
-        """Why it isn't completed, or None if it is."""
-        if self.error is not None:
-            return self.error
-        if self.num_tokens != self.output_len:
-            return f"{self.num_tokens} tokens came, {self.output_len} were asked for"
-        return None
-
-    @property
-    def ttft_s(self) -> float:
-        return self.arrivals[0][0] - self.start_s
-
-    @property
-    def e2e_s(self) -> float:
-        return self.arrivals[-1][0] - self.start_s
-
-    @property
-    def stall_s(self) -> float:
-        times = [time for time, _ in self.arrivals]
-        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
-
-    def itl_s(self) -> list[float]:
-        """num_tokens - 1 intervals, whose sum is e2e_s - ttft_s."""
-        last, first_count = self.arrivals[0]
-        intervals = [0.0] * (first_count - 1)
-        for time, count in self.arrivals[1:]:
-            intervals += [(time - last) / count] * count
-            last = time
-        return intervals
-
-
-def percentile(values: Sequence[float], q: float) -> float | None:
-    """The q-th percentile, 0 <= q <= 100, interpolated linearly between ranks (Hyndman and Fan 1996, type 7).
-
-    None of no values. The input needn't be sorted.
-    """
-    if not 0 <= q <= 100:
-        raise ValueError(f"percentile {q} is not in 0…100")
-    if not values:
-        return None
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * q / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
-def median(values: Sequence[float | None]) -> float | None:
-    """Median of the values that are there; None if none is."""
-    return percentile([value for value in values if value is not None], 50)
+from bench.background import background_metrics
+from bench.quantiles import percentile
+from bench.record import Observed
 
 
 @dataclass(frozen=True)
@@ -109,6 +45,13 @@ class RunStats:
     stall_p99_s: float | None
     stall_max_s: float | None
     errors: dict[str, int]  # reason -> number of failed requests
+    # of the streams beside long prompts (bench/background.py); None in other kinds of load
+    background_itl_p50_s: float | None = None
+    background_itl_p99_s: float | None = None
+    background_itl_max_s: float | None = None
+    background_itl_max_over_p50: float | None = None
+    background_quiet_itl_p50_s: float | None = None
+    background_tokens_per_s: float | None = None
 
 
 METRICS = tuple(
@@ -116,18 +59,16 @@ METRICS = tuple(
     for name in RunStats.__dataclass_fields__
     if name not in ("completed", "failed", "output_tokens", "errors", "duration_s")
 )
-HIGHER_IS_BETTER = frozenset({"output_tokens_per_s", "requests_per_s"})
+HIGHER_IS_BETTER = frozenset({"output_tokens_per_s", "requests_per_s", "background_tokens_per_s"})
 
 
-def run_stats(records: Sequence[RequestRecord]) -> RunStats:
-    """The numbers of one run. Raises ValueError if there is no record."""
+def run_stats(observed: Observed) -> RunStats:
+    """The numbers of one run. Raises ValueError if it measured no request."""
+    records = observed.records
     if not records:
         raise ValueError("a run without requests has no statistics")
     done = [record for record in records if record.failure is None]
-    errors: dict[str, int] = {}
-    for record in records:
-        if record.failure is not None:
-            errors[record.failure] = errors.get(record.failure, 0) + 1
+    failures = [record.failure for record in (*records, *observed.background) if record.failure is not None]
     start = min(record.start_s for record in records)
     end = max((time for record in records for time, _ in record.arrivals[-1:]), default=start)
     duration = end - start
@@ -139,7 +80,7 @@ def run_stats(records: Sequence[RequestRecord]) -> RunStats:
     return RunStats(
         duration_s=duration,
         completed=len(done),
-        failed=len(records) - len(done),
+        failed=len(failures),
         output_tokens=tokens,
         output_tokens_per_s=tokens / duration if duration > 0 else 0.0,
         requests_per_s=len(done) / duration if duration > 0 else 0.0,
@@ -155,5 +96,6 @@ def run_stats(records: Sequence[RequestRecord]) -> RunStats:
         stall_p50_s=percentile(stall, 50),
         stall_p99_s=percentile(stall, 99),
         stall_max_s=max(stall, default=None),
-        errors=errors,
+        errors=dict(Counter(failures)),
+        **background_metrics(observed.background, done),
     )

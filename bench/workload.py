@@ -1,4 +1,4 @@
-"""What is asked of a server: seeded random prompts as token ids. Knows no server, tokenizer or clock.
+"""What is asked of a server: seeded prompts of random token ids. Knows no server, tokenizer or clock.
 
 A *round* is one pass in which every target is given the same requests, one target after the other. Prompts depend on
 (seed, round), so that targets meet equal work within a round, and no target meets a prompt again in a later one:
@@ -8,6 +8,7 @@ a prefix cache can't turn the random load into hits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +24,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Workload:
-    """Shape of the load. Each prompt is `prefix_len` shared tokens followed by `input_len` random ones of its own."""
+    """Shape of the load. Each prompt is `prefix_len` shared tokens followed by `input_len` random ones of its own.
+
+    The other kinds of load are built on this one.
+    """
+
+    kind: ClassVar[str] = "random"  # as --workload names it
 
     num_prompts: int = 48
     input_len: int = 256  # tokens of each prompt that no other prompt has
@@ -42,6 +48,11 @@ class Workload:
             raise ValueError(f"prefix_len is {self.prefix_len}; it must not be negative")
         if not 0 <= self.min_token_id < self.max_token_id:
             raise ValueError(f"token ids [{self.min_token_id}, {self.max_token_id}) are an empty or negative range")
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests a round has."""
+        return self.num_prompts
 
     def requests(self, round_index: int) -> list[Request]:
         """The requests of one round, the same at every call with this workload and `round_index`."""

@@ -47,7 +47,7 @@ def test_names_are_unique():
 
 
 def test_quick_changes_only_the_defaults():
-    assert serve.workload_of(parse("--quick")) == serve.QUICK
+    assert serve.workload_of(parse("--quick")) == serve.QUICK["random"]
     assert serve.workload_of(parse("--quick", "--input-len", "9")).input_len == 9
     load = serve.workload_of(parse("--num-prompts", "3", "--prefix-len", "5", "--token-ids", "7:9", "--seed", "4"))
     assert (load.num_prompts, load.input_len, load.output_len, load.prefix_len) == (3, 256, 64, 5)

@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
-from bench.load import closed_loop
+from bench.load import ClosedLoop, closed_loop
+from bench.record import RequestRecord
 from bench.results import Result, TargetResult
 from bench.rounds import measure
-from bench.stats import RequestRecord, RunStats
-from bench.target import TargetError
+from bench.stats import RunStats
 from bench.workload import Request, Workload
+from tests.bench.fake_server import FakeServer, Ticks
 
 LOAD = Workload(num_prompts=10, input_len=4, output_len=3)
-
-
-class FakeServer:
-    """A target that answers a token a turn of the loop, except to requests that `fails` picks."""
-
-    def __init__(self, name: str = "fake", fails: Callable[[Request], bool] = lambda request: False):
-        self.name = name
-        self.fails = fails
-        self.seen: list[Request] = []
-        self.now = self.peak = 0
-
-    async def open(self) -> None: ...
-    async def close(self) -> None: ...
-
-    async def stream(self, request: Request) -> AsyncIterator[int]:
-        self.seen.append(request)
-        self.now += 1
-        self.peak = max(self.peak, self.now)
-        try:
-            for _ in range(request.output_len):
-                await asyncio.sleep(0)  # a turn of the event loop
-                if self.fails(request):
-                    raise TargetError("out of luck")
-                yield 1
-        finally:
-            self.now -= 1
-
-
-class Ticks:
-    """A clock that advances one second at each look."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1
-        return self.now
 
 
 class Journal:
@@ -108,7 +72,7 @@ def measured(repeat: int, **options: object) -> tuple[list[FakeServer], list[Tar
     results = [TargetResult(server.name, "fake", None) for server in servers]
     journal = Journal()
     pairs = list(zip(servers, results, strict=True))
-    asyncio.run(measure(pairs, LOAD, 4, repeat, journal, clock=Ticks(), **options))
+    asyncio.run(measure(pairs, ClosedLoop(LOAD, 4), repeat, journal, clock=Ticks(), **options))
     return servers, results, journal
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from bench.compare import compare, summarise
-from bench.stats import HIGHER_IS_BETTER, METRICS, RequestRecord, median, percentile, run_stats
+from bench.quantiles import median, percentile
+from bench.record import Observed, RequestRecord
+from bench.stats import HIGHER_IS_BETTER, METRICS, run_stats
 
 
 def record(start: float, *arrivals: tuple[float, int], output_len: int | None = None, error: str | None = None):
@@ -70,7 +72,7 @@ def test_intervals_add_up_to_the_time_after_the_first_token_however_they_were_me
 
 
 def test_throughput_counts_from_the_first_send_to_the_last_token():
-    stats = run_stats([record(1.0, (2.0, 1), (3.0, 1)), record(1.5, (4.0, 1), (5.0, 3))])
+    stats = run_stats(Observed([record(1.0, (2.0, 1), (3.0, 1)), record(1.5, (4.0, 1), (5.0, 3))]))
     assert stats.duration_s == 4.0
     assert (stats.completed, stats.failed, stats.output_tokens) == (2, 0, 6)
     assert (stats.output_tokens_per_s, stats.requests_per_s) == (1.5, 0.5)
@@ -84,7 +86,7 @@ def test_a_failed_request_counts_nowhere_but_as_failed():
     short = record(0.0, (0.1, 1), output_len=2)
     broken = record(0.0, (0.1, 2), error="HTTP 500")
     silent = record(0.0, output_len=2)
-    stats = run_stats([good, short, broken, silent])
+    stats = run_stats(Observed([good, short, broken, silent]))
     assert (stats.completed, stats.failed, stats.output_tokens) == (1, 3, 2)
     assert (stats.ttft_p50_s, stats.e2e_p99_s, stats.duration_s) == (1.0, 2.0, 2.0)
     assert stats.errors == {
@@ -95,14 +97,14 @@ def test_a_failed_request_counts_nowhere_but_as_failed():
 
 
 def test_a_run_in_which_all_failed_has_no_latency_and_no_throughput():
-    stats = run_stats([record(0.0, output_len=1, error="refused")])
+    stats = run_stats(Observed([record(0.0, output_len=1, error="refused")]))
     assert (stats.output_tokens_per_s, stats.ttft_p50_s, stats.stall_max_s) == (0.0, None, None)
     with pytest.raises(ValueError, match="without requests"):
-        run_stats([])
+        run_stats(Observed([]))
 
 
 def runs(*tokens_in_a_second: int):
-    return [run_stats([record(0.0, (0.5, 1), (1.0, count - 1))]) for count in tokens_in_a_second]
+    return [run_stats(Observed([record(0.0, (0.5, 1), (1.0, count - 1))])) for count in tokens_in_a_second]
 
 
 def test_a_ratio_is_that_of_the_medians_and_its_spread_that_of_the_rounds():
@@ -114,7 +116,7 @@ def test_a_ratio_is_that_of_the_medians_and_its_spread_that_of_the_rounds():
 
 
 def test_a_ratio_to_nothing_is_absent():
-    dead = [run_stats([record(0.0, output_len=1, error="refused")])]
+    dead = [run_stats(Observed([record(0.0, output_len=1, error="refused")]))]
     metrics = compare("a", "b", {"a": runs(20), "b": dead}).metrics
     assert all(ratio.ratio is None and ratio.rounds == [] for ratio in metrics.values())
 
