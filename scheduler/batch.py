@@ -13,34 +13,42 @@ from numpy.typing import NDArray
 from scheduler.request import Request
 
 I64 = NDArray[np.int64]
+NO_LIMIT = np.iinfo(np.int64).max
+"""`limit` of a row that is not in use."""
 
 
 class RowBatch:
-    """Arrays of length num_rows; a row that is not `active` holds zeros.
+    """Arrays of length num_rows; a row that is not `active` holds zeros, and no limit: what looks for rows that are due
+    compares whole arrays and asks nobody which rows are in use.
 
     Twins told apart: `committed` tokens are known here; `known` tokens are known to the worker once it has run all
     issued plans (committed plus sampled in flight); `planned` of them have their KV computed by then
     (num_computed_tokens after the last issued plan). A row in steady decode has known - planned == 1.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, num_groups: int):
+    def __init__(self, num_rows: int, max_model_len: int, num_groups: int, block_size: int):
         self.num_rows = num_rows
+        self.block_size = block_size
         self.active: NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)
         self.committed: I64 = np.zeros(num_rows, dtype=np.int64)
         self.known: I64 = np.zeros(num_rows, dtype=np.int64)
         self.planned: I64 = np.zeros(num_rows, dtype=np.int64)
         self.published: I64 = np.zeros(num_rows, dtype=np.int64)
-        """Leading blocks that were offered to the prefix map."""
-        self.num_blocks: I64 = np.zeros(num_rows, dtype=np.int64)
-        """Length of the block tables."""
+        """Leading tokens whose blocks were offered to the prefix map; whole blocks."""
+        self.slots: I64 = np.zeros(num_rows, dtype=np.int64)
+        """Tokens that the block tables have room for: their length times the block size."""
         self.front: I64 = np.zeros((num_groups, num_rows), dtype=np.int64)
         """Per group: leading null entries of a window's table."""
-        self.limit: I64 = np.zeros(num_rows, dtype=np.int64)
+        self.limit: I64 = np.full(num_rows, NO_LIMIT, dtype=np.int64)
         self.prompt_len: I64 = np.zeros(num_rows, dtype=np.int64)
         self.min_len: I64 = np.zeros(num_rows, dtype=np.int64)
         """Shortest total length at which a stop token counts."""
-        self.stop_ids: NDArray[np.int32] = np.full((num_rows, 4), -1, dtype=np.int32)
-        self.token_ids: NDArray[np.int32] = np.zeros((num_rows, max_model_len), dtype=np.int32)
+        self.stop_ids: NDArray[np.int32] = np.full((0, num_rows), -1, dtype=np.int32)
+        """[as many as any row had, num_rows]; -1: none. So a comparison runs along the rows."""
+        blocks = -(-max_model_len // block_size) | 1  # odd, or one place of all rows would share few sets of a cache
+        self.token_blocks: NDArray[np.int32] = np.zeros((num_rows, blocks, block_size), dtype=np.int32)
+        """The memory of `token_ids`, by block."""
+        self.token_ids: NDArray[np.int32] = self.token_blocks.reshape(num_rows, -1)[:, :max_model_len]
         """The first `committed` of a row are valid."""
         self.connection: I64 = np.zeros(num_rows, dtype=np.int64)
         self.handle: I64 = np.zeros(num_rows, dtype=np.int64)
@@ -69,8 +77,7 @@ class RowBatch:
         self.active[row] = True
         self.committed[row] = self.known[row] = n
         self.planned[row] = num_computed
-        self.published[row] = num_hit_blocks
-        self.num_blocks[row] = num_hit_blocks
+        self.published[row] = self.slots[row] = num_hit_blocks * self.block_size
         self.limit[row] = request.limit
         self.prompt_len[row] = request.prompt_len
         self.min_len[row] = request.prompt_len + request.sampling.min_tokens
@@ -99,7 +106,8 @@ class RowBatch:
         self.reporting.pop(row, None)
         self.active[row] = False
         self.committed[row] = self.known[row] = self.planned[row] = 0
-        self.published[row] = self.num_blocks[row] = 0
+        self.published[row] = self.slots[row] = 0
+        self.limit[row] = NO_LIMIT
         self.front[:, row] = 0
         self.binding[row] = 0
         heapq.heappush(self._free, row)
@@ -119,13 +127,13 @@ class RowBatch:
         return found
 
     def _set_stop_ids(self, row: int, stop_ids: tuple[int, ...]) -> None:
-        width = self.stop_ids.shape[1]
+        width = len(self.stop_ids)
         if len(stop_ids) > width:
-            wider = np.full((self.num_rows, len(stop_ids)), -1, dtype=np.int32)
-            wider[:, :width] = self.stop_ids
+            wider = np.full((len(stop_ids), self.num_rows), -1, dtype=np.int32)
+            wider[:width] = self.stop_ids
             self.stop_ids = wider
-        self.stop_ids[row] = -1
-        self.stop_ids[row, : len(stop_ids)] = stop_ids
+        self.stop_ids[:, row] = -1
+        self.stop_ids[: len(stop_ids), row] = stop_ids
 
     def check(self) -> None:
         """Raise AssertionError if the arrays disagree with each other or with the requests they stand for."""
@@ -137,6 +145,9 @@ class RowBatch:
             assert request is not None and request.row == row and request.binding == self.binding[row]
             assert self.planned[row] <= self.known[row] and self.committed[row] <= self.known[row]
             assert self.known[row] <= self.limit[row], f"row {row} was planned past its limit"
-            assert self.num_blocks[row] == len(request.blocks[0]), f"row {row}"
+            assert self.slots[row] == len(request.blocks[0]) * self.block_size, f"row {row}"
+            assert self.published[row] % self.block_size == 0 and self.published[row] <= self.slots[row]
         idle = ~self.active
-        assert not self.planned[idle].any() and not self.known[idle].any()
+        for values in (self.committed, self.known, self.planned, self.published, self.slots, self.binding):
+            assert not values[idle].any()
+        assert (self.limit[idle] == NO_LIMIT).all()

@@ -6,9 +6,12 @@ and the adapter apart: nobody without the key can aim at another's blocks, and "
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 
 HASH_BYTES = 16
+_UNKEYED = blake2b(digest_size=HASH_BYTES)
+"""Copied for each block: a third cheaper than a new one."""
 
 
 def root_hash(key: bytes, cache_salt: str = "", adapter: str = "") -> bytes:
@@ -22,7 +25,10 @@ def root_hash(key: bytes, cache_salt: str = "", adapter: str = "") -> bytes:
 
 def next_hash(parent: bytes, token_bytes: bytes) -> bytes:
     """H_i from H_{i-1} and the block's tokens (int32 little-endian, block_size of them)."""
-    return blake2b(parent + token_bytes, digest_size=HASH_BYTES).digest()
+    state = _UNKEYED.copy()
+    state.update(parent)
+    state.update(token_bytes)
+    return state.digest()
 
 
 def extend_chain(hashes: list[bytes], root: bytes, following: bytes, block_size: int) -> None:
@@ -40,3 +46,9 @@ _GROUP_SUFFIX = [bytes([group]) for group in range(256)]
 def cache_key(block_hash: bytes, group: int) -> bytes:
     """Key of the prefix map: the same tokens are another block in each cache group."""
     return block_hash + _GROUP_SUFFIX[group]
+
+
+def cache_keys(block_hashes: Iterable[bytes], group: int) -> list[bytes]:
+    """`cache_key` of each."""
+    suffix = _GROUP_SUFFIX[group]
+    return [block_hash + suffix for block_hash in block_hashes]

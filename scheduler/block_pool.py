@@ -115,22 +115,21 @@ class BlockPool:
     def cache_full_block(self, block: KVCacheBlock, key: bytes) -> bool:
         """Let lookups of `key` find `block`. If another block has that content already, it stays the one found.
 
-        Returns whether the map names this block now.
+        Returns whether the map names this block now because of that.
         """
-        if not self.enable_caching or block.is_null or block.block_hash is not None:
-            return False
-        if key in self._cached:
-            return False
-        block.block_hash = key
-        self._cached[key] = block
-        if block.ref_cnt == 0:
-            self.states[block.block_id] = CACHED
-        return True
+        return self.cache_full_blocks((block,), (key,)) == 1
 
-    def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> None:
-        """`cache_full_block` for each pair."""
+    def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> int:
+        """`cache_full_block` for each pair; returns for how many it was true."""
+        if not self.enable_caching:
+            return 0
+        cached, before = self._cached, len(self._cached)
         for block, key in zip(blocks, keys, strict=True):
-            self.cache_full_block(block, key)
+            if block.block_hash is None and not block.is_null and cached.setdefault(key, block) is block:
+                block.block_hash = key
+                if block.ref_cnt == 0:
+                    self.states[block.block_id] = CACHED
+        return len(cached) - before
 
     def remember_lost(self) -> None:
         """The memory behind the blocks is gone, and this pool with it: nothing it holds will be found."""

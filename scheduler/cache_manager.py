@@ -16,7 +16,7 @@ from protocol.arrays import pack
 from protocol.messages import KVCacheGroupSpec
 from protocol.windows import first_live_block, most_live_blocks
 from scheduler.block import KVCacheBlock
-from scheduler.block_hash import cache_key, extend_chain, next_hash
+from scheduler.block_hash import cache_key, cache_keys, extend_chain, next_hash
 from scheduler.block_pool import BlockPool
 from scheduler.eviction_memory import EvictionMemory
 from scheduler.request import Request
@@ -188,20 +188,21 @@ class KVCacheManager:
         if need > self.pool.num_free:
             return None
         fresh = self.pool.get_new_blocks(need)
-        ids: list[list[int]] = [[] for _ in range(groups)]
-        place = 0
-        for request, count in zip(requests, counts, strict=True):
-            for group, table in enumerate(request.blocks):
-                if count == 1:  # steady decode
-                    block = fresh[place]
-                    table.append(block)
-                    ids[group].append(block.block_id)
-                else:
+        given: list[list[KVCacheBlock]] = [[] for _ in range(groups)]
+        if max(counts, default=0) <= 1 and len(fresh) == len(requests) * groups:  # steady decode: one for each
+            for group in range(groups):
+                given[group] = fresh[group::groups]
+                for request, block in zip(requests, given[group], strict=True):
+                    request.blocks[group].append(block)
+        else:
+            place = 0
+            for request, count in zip(requests, counts, strict=True):
+                for group, table in enumerate(request.blocks):
                     blocks = fresh[place : place + count]
                     table.extend(blocks)
-                    ids[group].extend([block.block_id for block in blocks])
-                place += count
-        return ids
+                    given[group].extend(blocks)
+                    place += count
+        return [[block.block_id for block in blocks] for blocks in given]
 
     # ---------------------------------------------------------------------------------- window fronts, publish, free
 
@@ -230,25 +231,25 @@ class KVCacheManager:
 
     def publish(self, request: Request, first: int, end: int) -> None:
         """Let lookups find the blocks [first, end) of `request`, whose hashes are known."""
-        for index in range(first, end):
-            block_hash = request.block_hashes[index]
-            for group, table in enumerate(request.blocks):
-                self.pool.cache_full_block(table[index], cache_key(block_hash, group))
+        hashes = request.block_hashes[first:end]
+        for group, table in enumerate(request.blocks):
+            self.pool.cache_full_blocks(table[first:end], cache_keys(hashes, group))
 
     def publish_next(self, requests: Sequence[Request], indices: Sequence[int], tokens: bytes) -> None:
         """Hash and publish block indices[i] of requests[i], the first of it that is not published.
 
         tokens: int32 little-endian, those of all these blocks one after the other.
         """
-        step, cache, groups = 4 * self.block_size, self.pool.cache_full_block, range(self.num_groups)
-        start = 0
+        step, start, named = 4 * self.block_size, 0, list[bytes]()
         for request, index in zip(requests, indices, strict=True):
             hashes = request.block_hashes
             if len(hashes) == index:
                 hashes.append(next_hash(hashes[-1] if hashes else request.root, tokens[start : start + step]))
-            for group in groups:
-                cache(request.blocks[group][index], cache_key(hashes[index], group))
+            named.append(hashes[index])
             start += step
+        for group in range(self.num_groups):
+            blocks = [request.blocks[group][index] for request, index in zip(requests, indices, strict=True)]
+            self.pool.cache_full_blocks(blocks, cache_keys(named, group))
 
     def unpublish(self, request: Request) -> None:
         """Let nobody find what `request` computed itself (its results turned out to be worthless)."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.messages import FinishReason
+from scheduler.batch import I64, RowBatch
 from scheduler.replica import Replica, Step, publish_rows
 from scheduler.request import Request
 
@@ -20,14 +21,14 @@ GRAMMAR_FAILED = -2
 
 
 class Outcome(NamedTuple):
-    """Committed tokens, five int64 arrays of one length: client connection, request handle, output index, token, place
-    in the result; and the requests that ended, each with its reason and a message."""
+    """Committed tokens, five integer arrays of one length: client connection, request handle, output index, token,
+    place in the result; and the requests that ended, each with its reason and a message."""
 
-    connections: NDArray[np.int64]
-    handles: NDArray[np.int64]
-    indices: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    places: NDArray[np.int64]
+    connections: I64
+    handles: I64
+    indices: I64
+    tokens: I64 | NDArray[np.int32]
+    places: I64
     ended: list[tuple[Request, FinishReason, str]]
 
 
@@ -39,31 +40,45 @@ def commit(replica: Replica, step: Step, tokens: NDArray[np.int32], now: float) 
     """
     rows = replica.rows
     bound = rows.binding[step.rows] == step.binding
-    good = bound & (tokens >= 0)
-    row, token, index = step.rows[good], tokens[good].astype(np.int64), step.token_index[good]
+    good = np.nonzero(bound & (tokens >= 0))[0]
+    row, token, index = step.rows, tokens, step.token_index
+    if len(good) < len(tokens):
+        row, token, index = row[good], token[good], index[good]
     assert (rows.committed[row] == index).all(), "a bound row's results arrive in order"
     rows.token_ids[row, index] = token
-    rows.committed[row] = index + 1
+    length = index + 1
+    rows.committed[row] = length
     replica.stats.generated_tokens += len(row)
     replica.stats.tokens(rows, row, index, now)
-    stopped = (rows.stop_ids[row] == token[:, None]).any(axis=1) & (index + 1 >= rows.min_len[row])
-    full = index + 1 >= rows.limit[row]
-    emitted = [rows.connection[row], rows.handle[row], index - rows.prompt_len[row], token, np.nonzero(good)[0]]
-    publish_rows(replica, row)
+    stopped = _stopped(rows, row, token, length)
+    over = stopped | (length >= rows.limit[row])
+    emitted = [rows.connection[row], rows.handle[row], index - rows.prompt_len[row], token, good]
+    publish_rows(replica)
     ended: list[tuple[Request, FinishReason, str]] = []
-    for place in np.nonzero(stopped | full)[0].tolist():
+    for place in np.nonzero(over)[0].tolist():
         ended.append((_end(replica, int(row[place])), "stop" if stopped[place] else "length", ""))
-    for place in np.nonzero(bound & (tokens < 0))[0].tolist():
-        request = _end(replica, int(step.rows[place]))
-        replica.manager.unpublish(request)
-        ended.append((request, "error", _failure(int(tokens[place]))))
     late: list[tuple[int, int, int, int, int]] = []
-    for place in np.nonzero(~bound)[0].tolist():
-        _commit_late(replica, step, place, int(tokens[place]), now, late, ended)
+    if len(good) < len(tokens):
+        for place in np.nonzero(bound & (tokens < 0))[0].tolist():
+            request = _end(replica, int(step.rows[place]))
+            replica.manager.unpublish(request)
+            ended.append((request, "error", _failure(int(tokens[place]))))
+        for place in np.nonzero(~bound)[0].tolist():
+            _commit_late(replica, step, place, int(tokens[place]), now, late, ended)
     if late:
         columns = np.array(late, dtype=np.int64).T
         emitted = [np.concatenate(pair) for pair in zip(emitted, columns, strict=True)]
     return Outcome(emitted[0], emitted[1], emitted[2], emitted[3], emitted[4], ended)
+
+
+def _stopped(rows: RowBatch, row: I64, token: NDArray[np.int32], length: I64) -> NDArray[np.bool_]:
+    """bool [n]: whether the row's new token is one of its stop ids and its length one at which they count."""
+    stopped = np.zeros(len(row), dtype=np.bool_)
+    for stop_ids in rows.stop_ids:
+        stopped |= stop_ids[row] == token
+    if stopped.any():
+        stopped &= length >= rows.min_len[row]
+    return stopped
 
 
 def _end(replica: Replica, row: int) -> Request:

@@ -182,7 +182,7 @@ class Engine:
             replica.stats.admitted(request, self.now)
             self.tracing.admitted(request, self.now)
         step, chunks = replica.in_flight[-1], unpack(output.prefill_num_tokens)
-        num_prefill_tokens = int(chunks.sum())
+        num_prefill_tokens = int(chunks.sum()) if len(chunks) else 0
         replica.step_log.planned(
             StepRecord(
                 epoch=output.epoch,
@@ -307,7 +307,7 @@ class Engine:
             connection = self.connections.by_index(index)
             if connection is None:
                 continue  # it left in this very batch of events
-            mine = connections == index
+            mine = slice(None) if alone else connections == index
             told = None
             if logprobs is not None and logprobs.counts[outcome.places[mine]].any():
                 told = logprobs.select(outcome.places[mine])

@@ -43,8 +43,7 @@ class ReplicaStats:
 
     def tokens(self, rows: RowBatch, row: I64, index: I64, now: float) -> None:
         """One more token of each `row` counts; index: its place in the sequence. Call before `rows` forgets any."""
-        before = rows.last_token_at[row]
-        gaps = now - before
+        gaps = now - rows.last_token_at[row]
         fresh = np.isnan(gaps)
         if fresh.any():
             gaps = gaps[~fresh]

@@ -20,7 +20,7 @@ from protocol.windows import first_live_block
 from scheduler.batch import I64, RowBatch
 from scheduler.cache_manager import PrefixHit
 from scheduler.queue import MAX_OVERTAKEN, RequestQueue
-from scheduler.replica import Replica, Step, publish_rows
+from scheduler.replica import Replica, Step, publish_row, publish_rows
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
 
@@ -35,11 +35,12 @@ class Plan(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Blocks handed to running rows: rows int64 [n], counts int64 [n], per group ids in the order of the rows."""
+    """Blocks handed to running rows: rows int64 [n], counts int64 [n] (None: one each), per group ids in the order of
+    the rows."""
 
     rows: I64
-    counts: I64
-    ids: list[list[int]]
+    counts: I64 | None
+    ids: list[I64]
 
 
 HoldPolicy = Callable[[RowBatch, I64], NDArray[np.bool_]]
@@ -48,7 +49,7 @@ HoldPolicy = Callable[[RowBatch, I64], NDArray[np.bool_]]
 
 def rows_at_limit(rows: RowBatch) -> I64:
     """Rows whose issued plans already sample their last allowed token: they are not planned again."""
-    return np.nonzero(rows.active & (rows.known >= rows.limit))[0]
+    return np.nonzero(rows.known >= rows.limit)[0]
 
 
 def may_admit(request: Request) -> bool:
@@ -71,36 +72,37 @@ class Planner:
             return Plan(None, ended, preempted)
         for row in rows_at_limit(rows).tolist():
             replica.release(row).move(RequestState.DRAINING)
-        active = np.nonzero(rows.active)[0]
-        _drop_fronts(replica, active)
-        counts, held = self._count_tokens(rows, active)
-        active, counts = _make_room(replica, queue, router, active, counts, ended, preempted)
-        growth = _grow(replica, active, counts)
-        ran = np.zeros(rows.num_rows, dtype=np.int64)
-        ran[active] = counts
-        rows.planned[active] += counts
-        publish_rows(replica, active)
-        admitted = [] if preempted else list(self._admit(replica, queue, router, ran, ended))
-        if not ran.any():
+        _drop_fronts(replica)
+        ran = self._count_tokens(rows)
+        growth = _grow(replica, *_make_room(replica, queue, router, ran, ended, preempted))
+        rows.planned += ran
+        publish_rows(replica)
+        admitted = []
+        if len(queue) and not preempted:
+            admitted = list(self._admit(replica, queue, router, ran, ended))
+        num_tokens = int(ran.sum())
+        if not num_tokens:
             return Plan(None, ended, preempted)
-        held = held[rows.active[held]]
-        return Plan(self._issue(replica, growth, admitted, ran, held, now), ended, preempted)
+        return Plan(self._issue(replica, growth, admitted, ran, num_tokens, now), ended, preempted)
 
     # ------------------------------------------------------------------------------------------------ running rows
 
-    def _count_tokens(self, rows: RowBatch, active: I64) -> tuple[I64, I64]:
-        """Tokens each active row would run, and the rows that are held: decode first, prefill under what is left."""
-        remaining = rows.known[active] - rows.planned[active]
-        holds = np.zeros(len(active), dtype=np.bool_)
+    def _count_tokens(self, rows: RowBatch) -> I64:
+        """int64 [num_rows]: tokens each row would run: decode first, prefill under what is left, 0 if it is held."""
+        remaining = rows.known - rows.planned  # 0 only where nobody is
         if self.hold_policy is not None:
-            holds = self.hold_policy(rows, active)
-        counts = np.where(holds | (remaining != 1), 0, 1)
-        left = self.budget - int(counts.sum())
-        prefill = np.nonzero(~holds & (remaining > 1))[0].tolist()
-        for place in sorted(prefill, key=lambda place: _order(rows, int(active[place]))):
-            counts[place] = min(int(remaining[place]), left)
-            left -= int(counts[place])
-        return counts, active[counts == 0]
+            active = np.nonzero(rows.active)[0]
+            remaining[active[self.hold_policy(rows, active)]] = 0
+        if remaining.max() <= 1:
+            return remaining
+        prefill = np.nonzero(remaining > 1)[0].tolist()
+        wanted = remaining[prefill].tolist()
+        remaining[prefill] = 0
+        left = self.budget - int(remaining.sum())
+        for row, most in sorted(zip(prefill, wanted, strict=True), key=lambda each: _order(rows, each[0])):
+            remaining[row] = min(most, left)
+            left -= int(remaining[row])
+        return remaining
 
     # -------------------------------------------------------------------------------------------------- admissions
 
@@ -154,7 +156,7 @@ class Planner:
             request.cached_tokens = min(computed, request.prompt_len)
             replica.stats.prefix_queries += request.prompt_len
             replica.stats.prefix_hits += request.cached_tokens
-        rows.num_blocks[row] = len(request.blocks[0])
+        rows.slots[row] = len(request.blocks[0]) * replica.block_size
         for group, table in enumerate(request.blocks):
             ids = np.array([block.block_id for block in table], dtype=np.int64)
             replica.digest.add(np.full(len(ids), row), group, np.arange(len(ids)), ids)
@@ -171,17 +173,19 @@ class Planner:
         )
         rows.planned[row] += chunk
         ran[row] = chunk
-        publish_rows(replica, np.array([row]))
+        publish_row(replica, row)
         return data
 
     # ----------------------------------------------------------------------------------------------------- the plan
 
     def _issue(
-        self, replica: Replica, growth: Growth, admitted: list[NewRequestData], ran: I64, held: I64, now: float
+        self, replica: Replica, growth: Growth, admitted: list[NewRequestData], ran: I64, num_tokens: int, now: float
     ) -> SchedulerOutput:
-        rows = replica.rows
-        sampling = np.nonzero((ran > 0) & (rows.planned == rows.known))[0]
-        prefill = np.nonzero(ran > 1)[0]
+        rows, nobody = replica.rows, ran[:0]
+        sampling = np.nonzero((rows.planned == rows.known) & rows.active)[0]  # so it runs: before, it was behind
+        num_running = int(np.count_nonzero(ran))
+        prefill = nobody if num_tokens == num_running else np.nonzero(ran > 1)[0]
+        held = nobody if num_running == rows.num_active else np.nonzero(rows.active & (ran == 0))[0]
         digest = replica.digest.value(rows.planned)
         output = SchedulerOutput(
             epoch=replica.epoch,
@@ -189,7 +193,7 @@ class Planner:
             finish_rows=pack(rows.to_finish),
             admit=tuple(admitted),
             grow_rows=pack(growth.rows),
-            grow_counts=b"" if (growth.counts == 1).all() else pack(growth.counts),
+            grow_counts=b"" if growth.counts is None else pack(growth.counts),
             grow_ids=tuple(pack(ids) for ids in growth.ids),
             digest=digest,
             copy_src=b"",
@@ -199,17 +203,18 @@ class Planner:
             hold_rows=pack(held),
         )
         rows.to_finish.clear()
+        index = rows.known[sampling]
         step = Step(
             step=replica.next_step,
             rows=sampling,
-            token_index=rows.known[sampling],
+            token_index=index,
             binding=rows.binding[sampling],
             digest=digest,
-            num_tokens=int(ran.sum()),
+            num_tokens=num_tokens,
             sent_at=now,
             reporting={row: request for row, request in rows.reporting.items() if ran[row]},
         )
-        rows.known[sampling] += 1
+        rows.known[sampling] = index + 1
         replica.next_step += 1
         replica.in_flight.append(step)
         replica.recorder.append(output)
@@ -230,17 +235,17 @@ def _order(rows: RowBatch, row: int) -> tuple[int, int]:
     return request.order
 
 
-def _drop_fronts(replica: Replica, active: I64) -> None:
-    """Null the window fronts of all active rows, from the first position each computes next; held rows too."""
+def _drop_fronts(replica: Replica) -> None:
+    """Null the window fronts of all rows, from the first position each computes next; held rows too."""
     rows = replica.rows
     for group, window in enumerate(replica.manager.windows):
         if not window:
             continue
-        fronts = first_live_block(rows.planned[active], window, replica.block_size)
-        behind = np.nonzero(fronts > rows.front[group, active])[0]
-        if not len(behind):
+        fronts = first_live_block(rows.planned, window, replica.block_size)
+        where = np.nonzero(fronts > rows.front[group])[0]
+        if not len(where):
             continue
-        where, fronts = active[behind], fronts[behind]
+        fronts = fronts[where]
         rows.front[group, where] = fronts
         owners, entries, ids = replica.manager.drop_fronts(rows.requests_of(where), group, fronts.tolist())
         if ids:
@@ -251,66 +256,71 @@ def _make_room(
     replica: Replica,
     queue: RequestQueue,
     router: Router,
-    active: I64,
     counts: I64,
     ended: list[tuple[Request, FinishReason]],
     preempted: list[Request],
 ) -> tuple[I64, I64]:
-    """Preempt the latest of the running until the needs of the others fit; returns who is left.
+    """Preempt the latest of the running until the needs of the others fit; `counts` of those that leave become 0.
 
-    A row that runs alone shrinks its chunk instead; if not even one token fits, it moves to a replica with a larger
-    pool, or, if there is none, ends with kv_capacity once its tokens in flight have arrived.
+    Returns the rows that need blocks and how many each, int64 [n]. A row that runs alone shrinks its chunk instead; if
+    not even one token fits, it moves to a replica with a larger pool, or, if there is none, ends with kv_capacity once
+    its tokens in flight have arrived.
     """
     rows, size = replica.rows, replica.block_size
     groups, pool = replica.manager.num_groups, replica.manager.pool
-    while len(active):
-        new = np.maximum(0, -(-(rows.planned[active] + counts) // size) - rows.num_blocks[active])
-        if int(new.sum()) * groups <= pool.num_free:
-            break
-        if len(active) == 1:
-            slots = (int(rows.num_blocks[active[0]]) + pool.num_free // groups) * size
-            counts = np.array([slots - int(rows.planned[active[0]])])
-            if counts[0] < 1:
-                known = int(rows.known[active[0]])
-                request = replica.release(int(active[0]))
-                if router.may_ever_fit(known):
-                    request.move(RequestState.WAITING)
-                    queue.push(request)
-                    replica.stats.preemptions += 1
-                    preempted.append(request)
-                    return active[:0], counts[:0]
-                request.move(RequestState.DRAINING)
-                request.void_reason = "kv_capacity"
-                if not request.in_flight:
-                    ended.append((request, "kv_capacity"))
-                active, counts = active[:0], counts[:0]
-            break
-        place = max(range(len(active)), key=lambda place: _order(rows, int(active[place])))
-        victim = replica.release(int(active[place]))
-        victim.move(RequestState.WAITING)
-        queue.push(victim)
-        replica.stats.preemptions += 1
-        preempted.append(victim)
-        active, counts = np.delete(active, place), np.delete(counts, place)
-    return active, counts
+    while True:
+        lacking = rows.planned + counts - rows.slots  # tokens without a slot
+        short = np.nonzero(lacking > 0)[0]
+        wanted = (lacking[short] + (size - 1)) // size
+        if int(wanted.sum()) * groups <= pool.num_free:
+            return short, wanted
+        active = np.nonzero(rows.active)[0].tolist()
+        if len(active) > 1:
+            row = max(active, key=lambda row: _order(rows, row))
+            preempted.append(_send_back(replica, queue, row))
+            counts[row] = 0
+            continue
+        row = active[0]
+        counts[row] = int(rows.slots[row]) + pool.num_free // groups * size - int(rows.planned[row])
+        if counts[row] >= 1:
+            continue
+        counts[row] = 0
+        if router.may_ever_fit(int(rows.known[row])):
+            preempted.append(_send_back(replica, queue, row))
+            continue
+        request = replica.release(row)
+        request.move(RequestState.DRAINING)
+        request.void_reason = "kv_capacity"
+        if not request.in_flight:
+            ended.append((request, "kv_capacity"))
 
 
-def _grow(replica: Replica, active: I64, counts: I64) -> Growth:
-    """Hand the running rows the blocks that their tokens need; `_make_room` has made sure they are there."""
+def _send_back(replica: Replica, queue: RequestQueue, row: int) -> Request:
+    """Preempt: the request of this row waits again, at its old place."""
+    request = replica.release(row)
+    request.move(RequestState.WAITING)
+    queue.push(request)
+    replica.stats.preemptions += 1
+    return request
+
+
+def _grow(replica: Replica, short: I64, wanted: I64) -> Growth:
+    """Hand rows the blocks that `_make_room` found wanted and made room for."""
     rows, manager, size = replica.rows, replica.manager, replica.block_size
-    wanted = np.maximum(0, -(-(rows.planned[active] + counts) // size) - rows.num_blocks[active])
-    growing = np.nonzero(wanted)[0]
-    grow_rows, grow_counts = active[growing], wanted[growing]
-    if not len(growing):
-        return Growth(grow_rows, grow_counts, [[] for _ in manager.groups])
-    ids = manager.grow(rows.requests_of(grow_rows), grow_counts.tolist())
+    if not len(short):
+        return Growth(short, None, [short for _ in manager.groups])
+    counts = wanted.tolist()
+    ids = manager.grow(rows.requests_of(short), counts)
     assert ids is not None, "room was made"
-    owners, entries = grow_rows, rows.num_blocks[grow_rows]
-    if int(grow_counts.max()) > 1:
-        starts = np.repeat(np.cumsum(grow_counts) - grow_counts, grow_counts)
-        owners, entries = np.repeat(grow_rows, grow_counts), np.repeat(entries, grow_counts)
+    slots = rows.slots[short]
+    owners, entries = short, slots // size
+    several = max(counts) > 1
+    if several:
+        starts = np.repeat(np.cumsum(wanted) - wanted, wanted)
+        owners, entries = np.repeat(short, wanted), np.repeat(entries, wanted)
         entries = entries + np.arange(len(owners)) - starts
+    arrays = [np.array(each) for each in ids]
     for group in range(manager.num_groups):
-        replica.digest.add(owners, group, entries, np.array(ids[group]))
-    rows.num_blocks[grow_rows] += grow_counts
-    return Growth(grow_rows, grow_counts, ids)
+        replica.digest.add(owners, group, entries, arrays[group])
+    rows.slots[short] = slots + wanted * size
+    return Growth(short, wanted if several else None, arrays)

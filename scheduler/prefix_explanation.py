@@ -85,7 +85,7 @@ def _reason(replica: Replica, request: Request, index: int, key: bytes) -> str:
     for other in replica.rows.running():
         if len(other.block_hashes) > index and other.block_hashes[index] == block_hash:
             assert other.row is not None
-            if replica.rows.published[other.row] <= index:
+            if replica.rows.published[other.row] <= index * replica.block_size:
                 return "computing"
     departure = replica.evicted.why(key)
     if departure is not None:

@@ -69,7 +69,7 @@ class Replica:
     def _empty(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.manager = KVCacheManager(self.groups, self.block_size, num_blocks, self.enable_caching, self.evicted)
-        self.rows = RowBatch(self.max_num_seqs, self.max_model_len, len(self.groups))
+        self.rows = RowBatch(self.max_num_seqs, self.max_model_len, len(self.groups), self.block_size)
         self.digest = TableDigest(self.max_num_seqs)
         self.in_flight: deque[Step] = deque()
         self.loose: dict[int, Request] = {}
@@ -113,7 +113,7 @@ class Replica:
         """
         request = self.rows.requests[row]
         assert request is not None
-        publish_rows(self, np.array([row]))
+        publish_row(self, row)
         binding = request.binding
         self.rows.unbind(row)
         self.manager.free(request)
@@ -141,23 +141,34 @@ def publish_limit(committed: NDArray[np.int64], planned: NDArray[np.int64]) -> N
     return np.minimum(committed, planned)
 
 
-def publish_rows(replica: Replica, candidates: NDArray[np.int64]) -> None:
-    """Publish the blocks of `candidates` (rows) that are full and sure by now and were not before."""
-    if not replica.enable_caching or not len(candidates):
+def publish_rows(replica: Replica) -> None:
+    """Publish the blocks, of all rows, that are full and sure by now and were not before."""
+    if not replica.enable_caching:
         return
     rows, size = replica.rows, replica.block_size
-    ends = publish_limit(rows.committed[candidates], rows.planned[candidates]) // size
-    behind = np.nonzero(ends > rows.published[candidates])[0]
-    if not len(behind):
+    unpublished = publish_limit(rows.committed, rows.planned) - rows.published
+    due = np.nonzero(unpublished >= size)[0]
+    if not len(due):
         return
-    where, ends = candidates[behind], ends[behind]
-    starts = rows.published[where]
-    rows.published[where] = ends
-    requests = rows.requests_of(where)
-    if (ends == starts + 1).all():  # steady decode: one gather for all of them
-        tokens = rows.token_ids[where[:, None], (starts * size)[:, None] + np.arange(size)]
-        replica.manager.publish_next(requests, starts.tolist(), pack(tokens))
+    if int(unpublished[due].max()) >= 2 * size:  # prefill
+        for row in due.tolist():
+            publish_row(replica, row)
         return
-    for request, row, start, end in zip(requests, where.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        replica.manager.hash_blocks(request, end, rows.token_ids[row])
-        replica.manager.publish(request, start, end)
+    blocks = rows.published[due] // size
+    rows.published[due] += size
+    tokens = rows.token_blocks[due, blocks]
+    replica.manager.publish_next(rows.requests_of(due), blocks.tolist(), pack(tokens))
+
+
+def publish_row(replica: Replica, row: int) -> None:
+    """The same for one row."""
+    rows, size = replica.rows, replica.block_size
+    first = int(rows.published[row]) // size
+    end = int(publish_limit(rows.committed[row : row + 1], rows.planned[row : row + 1])[0]) // size
+    if not replica.enable_caching or end <= first:
+        return
+    request = rows.requests[row]
+    assert request is not None, f"row {row} is not in use"
+    rows.published[row] = end * size
+    replica.manager.hash_blocks(request, end, rows.token_ids[row])
+    replica.manager.publish(request, first, end)

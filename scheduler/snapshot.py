@@ -91,7 +91,7 @@ def _row_of(progress: _Progress) -> tuple[int, ...]:
 
 def _replica(replica: Replica, after: int, started: float) -> ReplicaSnapshot:
     rows, manager = replica.rows, replica.manager
-    slots = rows.num_blocks[rows.active] * replica.block_size
+    slots = rows.slots[rows.active]
     live = slots[None] - rows.front[:, rows.active] * replica.block_size  # [groups, running]
     return ReplicaSnapshot(
         replica=replica.index,

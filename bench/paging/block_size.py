@@ -45,11 +45,11 @@ def decode(block_size: int, requests: int) -> dict[str, Any]:
         driver.take(actions)
         assert driver.plan is not None and rows.num_active == requests
         plan_bytes.append(len(codec.encode(driver.plan)))
-        held, used = int(rows.planned.sum()), int(rows.num_blocks.sum())
+        held, reserved = int(rows.planned.sum()), int(rows.slots.sum())
         effective.append(held)
-        allocated.append(used * block_size)
-        waste.append((used * block_size - held) / requests)
-        tables.append(used / requests)
+        allocated.append(reserved)
+        waste.append((reserved - held) / requests)
+        tables.append(reserved / block_size / requests)
     pool = driver.replica.manager.pool
     return {
         "num_blocks": slots // block_size,
