@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bench.load import Clock, OnDone, measure_request, stream_into
 from bench.record import Observed, RequestRecord
 from bench.target import Target
-from bench.workload import Request, Workload
+from bench.workload import RandomWorkload, Request
 
 SETTLED_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class LongArrivals(Workload):
-    """`num_prompts` long prompts; the other lengths of Workload are those of the background streams."""
+class LongArrivals(RandomWorkload):
+    """`num_prompts` long prompts; the other lengths of RandomWorkload are those of the background streams."""
 
     kind: ClassVar[str] = "long-arrivals"
 
@@ -37,9 +37,7 @@ class LongArrivals(Workload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("long_input_len", "long_output_len"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        self._at_least(1, "long_input_len", "long_output_len")
         if self.output_len <= SETTLED_TOKENS:
             raise ValueError(
                 f"output_len is {self.output_len}; a stream of the background needs more than {SETTLED_TOKENS} tokens"
@@ -48,35 +46,33 @@ class LongArrivals(Workload):
     def requests(self, round_index: int) -> list[Request]:
         """The long prompts of one round."""
         rng = np.random.default_rng([self.seed, round_index, 1])
-        prompts = rng.integers(self.min_token_id, self.max_token_id, (self.num_prompts, self.long_input_len)).tolist()
+        prompts = self._draw(rng, self.num_prompts, self.long_input_len)
         return [Request(i, tuple(prompt), self.long_output_len) for i, prompt in enumerate(prompts)]
 
     def background(self, round_index: int) -> Iterator[Request]:
         """Requests for the streams of one round, without end."""
         rng = np.random.default_rng([self.seed, round_index, 2])
-        low, high = self.min_token_id, self.max_token_id
-        prefixes = rng.integers(low, high, (self.num_prefixes, self.prefix_len)).tolist()
+        prefixes = self._draw(rng, self.num_prefixes, self.prefix_len)
         index = 0
         while True:
-            body = rng.integers(low, high, self.input_len).tolist()
-            yield Request(index, tuple(prefixes[index % self.num_prefixes] + body), self.output_len)
+            prompt = prefixes[index % self.num_prefixes] + self._draw(rng, self.input_len)
+            yield Request(index, tuple(prompt), self.output_len)
             index += 1
 
 
 @dataclass(frozen=True)
 class BesideStreams:
-    """A load: the long prompts of the workload, one at a time, beside `num_streams` streams of its background."""
+    """A load: the long prompts of the workload, one at a time, beside `concurrency` streams of its background."""
 
     workload: LongArrivals
-    num_streams: int
+    concurrency: int
 
-    @property
-    def num_requests(self) -> int:
-        return self.workload.num_requests
+    def arrivals_as_json(self) -> dict[str, Any]:
+        return {"process": "sequential", "request_rate": None, "burstiness": None}
 
     async def run(self, target: Target, round_index: int, on_done: OnDone, clock: Clock, timeout_s: float) -> Observed:
         """A stream that fails is a failed record of the background, and is missing from then on."""
-        background = _Background(target, self.workload.background(round_index), self.num_streams, clock)
+        background = _Background(target, self.workload.background(round_index), self.concurrency, clock)
         records = []
         async with asyncio.TaskGroup() as group:
             background.start(group)

@@ -39,7 +39,7 @@ class OpenAITarget:
         elif self.model not in models:
             raise TargetError(f"{self.name}: no model {self.model!r} there; it lists {models}")
 
-    async def stream(self, request: Request) -> AsyncIterator[int]:
+    async def stream(self, request: Request, answer: list[int] | None = None) -> AsyncIterator[int]:
         assert self._http is not None, "open() comes first"
         body: dict[str, Any] = {
             "model": self.model,
@@ -50,6 +50,8 @@ class OpenAITarget:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if answer is not None:
+            body["return_token_ids"] = True  # vLLM's, and ours
         completion = CompletionStream()
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
@@ -63,6 +65,25 @@ class OpenAITarget:
             raise TargetError(f"the stream broke off: {error!r}") from error
         if not completion.done:
             raise TargetError(f"the stream ended after {completion.num_tokens} tokens without [DONE]")
+        if answer is not None:
+            answer.extend(completion.token_ids or await self._tokenize(completion.text))
+
+    async def _tokenize(self, text: str) -> list[int]:
+        """For a server that does not tell what it generated: the ids of the text, by its own tokenizer.
+
+        They may differ from those generated where a text can be split in several ways. The body is that of vLLM's and
+        of llama.cpp's `/tokenize` in one; each overlooks what it does not know.
+        """
+        assert self._http is not None
+        body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False, "add_special": False}
+        try:
+            response = await self._http.post("/tokenize", json=body)
+            response.raise_for_status()
+            return [int(token) for token in response.json()["tokens"]]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise TargetError(
+                f"a conversation needs the tokens of an answer: neither token_ids nor /tokenize is there: {error!r}"
+            ) from error
 
     async def close(self) -> None:
         if self._http is not None:

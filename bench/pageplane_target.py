@@ -37,7 +37,7 @@ class PageplaneTarget:
             raise TargetError(f"{self.name}: {error}") from error
         self._client = client
 
-    async def stream(self, request: Request) -> AsyncIterator[int]:
+    async def stream(self, request: Request, answer: list[int] | None = None) -> AsyncIterator[int]:
         assert self._client is not None, "open() comes first"
         sampling = SamplingParams(max_tokens=request.output_len, temperature=0.0, ignore_eos=True)
         prompt = list(request.prompt_token_ids)
@@ -46,6 +46,8 @@ class PageplaneTarget:
             async with self._client.generate(prompt, sampling, detokenize=self._detokenize) as chunks:
                 async for chunk in chunks:
                     if chunk.token_ids:
+                        if answer is not None:
+                            answer.extend(chunk.token_ids)
                         yield len(chunk.token_ids)
                     finish_reason = chunk.finish_reason
         except ClientError as error:

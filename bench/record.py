@@ -11,9 +11,10 @@ class RequestRecord:
     """What one request saw, so far. Times are seconds on the run's clock."""
 
     output_len: int  # tokens asked for
-    start_s: float  # when it was sent
+    start_s: float  # when it was sent; in an open loop, when it was due
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # (time, new tokens) of each chunk, in order
     error: str | None = None
+    turn: int = 0  # which one of its conversation
 
     @property
     def num_tokens(self) -> int:

@@ -1,21 +1,7 @@
 """The whole result of `bench serve`, and its JSON form.
 
-Top-level keys of the JSON, stable for `schema` 1 (new keys may be added, none is renamed or changes its unit):
-  schema       1
-  command      the command line, one string
-  started_at   ISO 8601, UTC
-  machine      see bench/machine.py
-  workload     {kind, …}: kind as --workload names it, and the fields of its class (bench/workload.py,
-               bench/long_arrivals.py); all lengths in tokens
-  concurrency  clients at a time; for long-arrivals, streams of the background
-  targets      list, in the order measured within a round; each:
-    name, kind, address
-    startup_s  seconds from start to ready; null if the server ran already
-    warmup     RunStats of the discarded run before the first round; null without one
-    runs       RunStats of each round, in order
-    summary    metric -> {median, min, max} over the rounds
-  comparisons  the first target over each other one: {subject, baseline, metrics: metric -> {ratio, min, max, rounds}}
-RunStats and the metric names: bench/stats.py. Ratios: bench/compare.py. Times are seconds, as their names say.
+The keys are listed in docs/benchmarks.md, a line each, and stay for `schema` 1: new ones may be added, none is renamed
+or changes its unit.
 """
 
 from __future__ import annotations
@@ -26,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare import Comparison, Spread, compare, summarise
+from bench.load import Load
+from bench.slo import Slo
 from bench.stats import RunStats
-from bench.workload import Workload
 
 
 @dataclass
@@ -48,9 +35,9 @@ class Result:
     command: str
     started_at: str
     machine: dict[str, str | int | None]
-    workload: Workload
-    concurrency: int
+    load: Load
     targets: list[TargetResult]
+    slo: Slo | None = None
 
     def comparisons(self) -> list[Comparison]:
         """The first target over each other one; empty for a single target."""
@@ -64,8 +51,10 @@ class Result:
             "command": self.command,
             "started_at": self.started_at,
             "machine": self.machine,
-            "workload": {"kind": self.workload.kind, **asdict(self.workload)},
-            "concurrency": self.concurrency,
+            "workload": self.load.workload.as_json(),
+            "arrivals": self.load.arrivals_as_json(),
+            "concurrency": self.load.concurrency,
+            "slo": None if self.slo is None else asdict(self.slo),
             "targets": [
                 asdict(target) | {"summary": {k: asdict(v) for k, v in target.summary().items()}}
                 for target in self.targets

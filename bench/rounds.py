@@ -9,6 +9,7 @@ from typing import Protocol
 from bench.load import Load
 from bench.record import RequestRecord
 from bench.results import TargetResult
+from bench.slo import Slo
 from bench.stats import RunStats, run_stats
 from bench.target import Target
 
@@ -31,6 +32,7 @@ async def measure(
     warmup: bool = True,
     request_timeout_s: float = 600.0,
     budget_s: float | None = None,
+    slo: Slo | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Fill each result's `warmup` and `runs`. All targets are open and stay so; an unmeasured one is idle.
@@ -41,8 +43,9 @@ async def measure(
     started = clock()
 
     async def run(target: Target, round_index: int, label: str) -> RunStats:
-        watcher.start(f"{target.name}, {label}", load.num_requests)
-        stats = run_stats(await load.run(target, round_index, watcher.request_done, clock, request_timeout_s))
+        watcher.start(f"{target.name}, {label}", load.workload.num_requests)
+        observed = await load.run(target, round_index, watcher.request_done, clock, request_timeout_s)
+        stats = run_stats(observed, slo)
         watcher.end(stats)
         return stats
 

@@ -8,45 +8,23 @@ import shlex
 import sys
 import tempfile
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from bench.load import ClosedLoop, Load
-from bench.long_arrivals import BesideStreams, LongArrivals
+from bench.load_flags import add_load_flags, load_of, workload_of
 from bench.machine import describe_machine
 from bench.processes import StartFailed, start_command, start_pageplane
 from bench.progress import ProgressBars
 from bench.report import print_result
 from bench.results import Result, TargetResult
 from bench.rounds import measure
+from bench.slo import Slo
 from bench.target import Target, TargetError, TargetSpec, unique_names
-from bench.workload import Workload
-
-WORKLOADS: dict[str, Workload] = {load.kind: load for load in (Workload(), LongArrivals())}
-"""The defaults of each kind."""
-
-QUICK: dict[str, Workload] = {
-    "random": Workload(num_prompts=16, input_len=64, output_len=16),
-    "long-arrivals": LongArrivals(num_prompts=2, input_len=16, output_len=512, long_input_len=512, long_output_len=4),
-}
-"""The same with --quick."""
 
 QUICK_BUDGET_S = 30.0  # one more round may begin until then; a round of QUICK takes a few seconds
-
-LENGTHS = {
-    "num_prompts": "requests in each round; the long prompts of long-arrivals",
-    "input_len": "random tokens of each prompt; of long-arrivals, of each background stream's",
-    "output_len": "tokens generated for each",
-    "prefix_len": "tokens before them that prompts share",
-    "num_prefixes": "different shared prefixes",
-    "long_input_len": "tokens of each long prompt",
-    "long_output_len": "tokens generated for it",
-}
-"""Flags for the fields of workloads, and what they say."""
 
 EXAMPLES = """\
 examples:
@@ -57,7 +35,10 @@ examples:
       --ready-url http://127.0.0.1:8101/health \\
       --target pageplane --target openai=http://127.0.0.1:8101,model=m,name=vllm --json result.json
       both started, measured A B A B A B, and stopped
-The keys of the JSON file are documented in bench/results.py, the definitions of the numbers in bench/stats.py.
+  python -m bench serve --request-rate 4 --slo ttft:500,itl:100
+      requests arrive by themselves, four a second on average; how many are served well enough?
+  python -m bench serve --workload trace --trace conversation_trace.jsonl --trace-max-len 4096 --num-prompts 200
+The loads, the numbers and the keys of the JSON file are documented in docs/benchmarks.md.
 """
 
 
@@ -73,15 +54,10 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     add("--target", action="append", metavar="TARGET", default=[],
         help="pageplane[=ENDPOINT][,name=N] or openai=URL[,model=M][,name=N]; repeat it to compare: "
         "the first is the subject of all ratios (default: pageplane)")  # fmt: skip
-    add("--workload", choices=list(WORKLOADS), default="random",
-        help="random prompts, with --prefix-len shared prefixes; long-arrivals: long prompts one after another, while "
-        "--concurrency streams decode beside them (%(default)s)")  # fmt: skip
-    add("--concurrency", type=int, default=16, help="clients, each with one request at a time (%(default)s)")
-    for name, meaning in LENGTHS.items():
-        add(f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{meaning} ({_defaults(name)})")
-    add("--token-ids", metavar="LOW:HIGH",
-        help=f"range of the random prompt tokens ({Workload.min_token_id}:{Workload.max_token_id})")  # fmt: skip
-    add("--seed", type=int, help=f"of all that is random ({Workload.seed})")
+    add_load_flags(parser)
+    add("--slo", "--goodput", nargs="+", metavar="KEY:MS",
+        help="count the requests that meet all of these, for example ttft:500,itl:100,e2e:5000; itl: the p99 of a "
+        "request's intervals, tpot: their mean")  # fmt: skip
     add("--repeat", type=int, help="measured rounds (3; quick: 2)")
     add("--no-warmup", action="store_true", help="don't run and discard one round of each target first")
     add("--request-timeout", type=float, default=300.0, metavar="S", help="then it counts as failed (%(default)s)")
@@ -98,41 +74,6 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     add("--json", type=Path, metavar="FILE", help="write all numbers")
     add("--plot", type=Path, metavar="FILE", help="write a picture (.png, .svg, .pdf)")
     parser.set_defaults(run=run)
-
-
-def workload_of(args: argparse.Namespace) -> Workload:
-    """The load that the flags describe. Raises ValueError."""
-    base = (QUICK if args.quick else WORKLOADS)[args.workload]
-    changes = {name: getattr(args, name) for name in (*LENGTHS, "seed") if getattr(args, name) is not None}
-    if args.token_ids is not None:
-        low, colon, high = args.token_ids.partition(":")
-        if not (colon and low.isdecimal() and high.isdecimal()):
-            raise ValueError(f"--token-ids {args.token_ids!r} is not LOW:HIGH")
-        changes |= {"min_token_id": int(low), "max_token_id": int(high)}
-    known = {field.name for field in fields(base)}
-    for name in changes:
-        if name not in known:
-            raise ValueError(f"--{name.replace('_', '-')} has no meaning for --workload {args.workload}")
-    return replace(base, **changes)
-
-
-def load_of(args: argparse.Namespace, workload: Workload) -> Load:
-    """How the workload is offered."""
-    if isinstance(workload, LongArrivals):
-        return BesideStreams(workload, args.concurrency)
-    return ClosedLoop(workload, args.concurrency)
-
-
-def _defaults(name: str) -> str:
-    """`256; long-arrivals: 64; quick: 64, 16`, of those kinds that have the field."""
-    texts = []
-    for defaults in (WORKLOADS, QUICK):
-        having = {kind: getattr(load, name) for kind, load in defaults.items() if hasattr(load, name)}
-        if len(set(having.values())) == 1:
-            texts.append(str(next(iter(having.values()))))
-        else:
-            texts.append(", ".join(f"{kind} {value}" for kind, value in having.items()))
-    return texts[0] if texts[0] == texts[1] else f"{texts[0]}; quick: {texts[1]}"
 
 
 def make_target(name: str, spec: TargetSpec, timeout_s: float) -> Target:
@@ -152,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     try:
         specs = [TargetSpec.parse(text) for text in args.target or ["pageplane"]]
-        workload = workload_of(args)
-        load = load_of(args, workload)
+        load = load_of(args, workload_of(args))
         repeat = args.repeat if args.repeat is not None else 2 if args.quick else 3
-        if repeat < 1 or args.concurrency < 1:
-            raise ValueError("--repeat and --concurrency must be at least 1")
+        slo = None if args.slo is None else Slo.parse(args.slo)
+        if repeat < 1:
+            raise ValueError(f"--repeat is {repeat}; it must be at least 1")
         if len(args.start) != len(args.ready_url):
             raise ValueError(f"{len(args.start)} --start but {len(args.ready_url)} --ready-url: one for each")
         if args.start_pageplane is not None and not any(s.kind == "pageplane" and not s.address for s in specs):
@@ -167,14 +108,14 @@ def run(args: argparse.Namespace) -> int:
                 command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
                 started_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 machine=describe_machine(),
-                workload=workload,
-                concurrency=args.concurrency,
+                load=load,
+                slo=slo,
                 targets=[
                     TargetResult(name, spec.kind, spec.address, startup_s)
                     for name, spec, startup_s in zip(unique_names(specs), specs, startup, strict=True)
                 ],
             )
-            asyncio.run(_measure(args, specs, load, result, repeat, console))
+            asyncio.run(_measure(args, specs, result, repeat, console))
     except (ValueError, TargetError, StartFailed) as error:
         console.print(f"[red]bench serve:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 2
@@ -221,7 +162,7 @@ def _start_servers(
 
 
 async def _measure(
-    args: argparse.Namespace, specs: list[TargetSpec], load: Load, result: Result, repeat: int, console: Console
+    args: argparse.Namespace, specs: list[TargetSpec], result: Result, repeat: int, console: Console
 ) -> None:
     async with AsyncExitStack() as stack:
         pairs: list[tuple[Target, TargetResult]] = []
@@ -232,7 +173,8 @@ async def _measure(
             pairs.append((target, target_result))
         with ProgressBars(console) as bars:
             await measure(
-                pairs, load, repeat, bars,
+                pairs, result.load, repeat, bars,
+                slo=result.slo,
                 warmup=not args.no_warmup,
                 request_timeout_s=args.request_timeout,
                 budget_s=QUICK_BUDGET_S if args.quick else None,

@@ -22,6 +22,8 @@ class CompletionStream:
 
     def __init__(self) -> None:
         self.num_tokens = 0  # counted so far
+        self.token_ids: list[int] = []  # of those chunks that name them
+        self.text = ""
         self.done = False  # [DONE] was seen
         self.finish_reason: str | None = None
 
@@ -52,11 +54,14 @@ class CompletionStream:
         usage = event.get("usage")
         if choices and choices[0].get("finish_reason"):
             self.finish_reason = choices[0]["finish_reason"]
+        token_ids = choices[0].get("token_ids") if choices else None
+        text = choices[0].get("text") if choices else None
+        self.token_ids += token_ids or ()
+        self.text += text or ""
         if usage is not None:
             return max(0, int(usage["completion_tokens"]) - self.num_tokens)
         if not choices:
             return 0
-        token_ids = choices[0].get("token_ids")
         if token_ids is not None:
             return len(token_ids)
-        return 1 if choices[0].get("text") else 0
+        return 1 if text else 0

@@ -1,6 +1,7 @@
 """From arrival times to the numbers of a run. Pure: no sockets, no clock. All times are seconds.
 
-Definitions, for one request sent at time 0 whose chunks arrive at t_1 < t_2 < … with k_1, k_2, … tokens:
+Definitions, for one request sent at time 0 whose chunks arrive at t_1 < t_2 < … with k_1, k_2, … tokens (in an open
+loop, time 0 is when the request was due, however late it was sent):
   TTFT     t_1, the time to the first token.
   ITL      one interval for each token after the first. The k_i tokens of a later chunk share the wait for it evenly:
            k_i intervals of (t_i - t_(i-1)) / k_i. Further tokens of the first chunk came with it: k_1 - 1 intervals
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from bench.background import background_metrics
 from bench.quantiles import percentile
 from bench.record import Observed
+from bench.slo import Slo
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class RunStats:
     stall_p99_s: float | None
     stall_max_s: float | None
     errors: dict[str, int]  # reason -> number of failed requests
+    # of requests that meet all service level objectives (bench/slo.py); None where there are none
+    goodput_requests_per_s: float | None = None
+    goodput_share: float | None = None  # of all requests, failed ones included
+    # of conversations; None in other kinds of load
+    ttft_first_turn_p50_s: float | None = None
+    ttft_later_turns_p50_s: float | None = None
     # of the streams beside long prompts (bench/background.py); None in other kinds of load
     background_itl_p50_s: float | None = None
     background_itl_p99_s: float | None = None
@@ -59,10 +67,18 @@ METRICS = tuple(
     for name in RunStats.__dataclass_fields__
     if name not in ("completed", "failed", "output_tokens", "errors", "duration_s")
 )
-HIGHER_IS_BETTER = frozenset({"output_tokens_per_s", "requests_per_s", "background_tokens_per_s"})
+HIGHER_IS_BETTER = frozenset(
+    {
+        "output_tokens_per_s",
+        "requests_per_s",
+        "goodput_requests_per_s",
+        "goodput_share",
+        "background_tokens_per_s",
+    }
+)
 
 
-def run_stats(observed: Observed) -> RunStats:
+def run_stats(observed: Observed, slo: Slo | None = None) -> RunStats:
     """The numbers of one run. Raises ValueError if it measured no request."""
     records = observed.records
     if not records:
@@ -77,6 +93,8 @@ def run_stats(observed: Observed) -> RunStats:
     itl = [interval for record in done for interval in record.itl_s()]
     e2e = [record.e2e_s for record in done]
     stall = [record.stall_s for record in done]
+    later_turns = [record.ttft_s for record in done if record.turn > 0]
+    good = sum(map(slo.met_by, records)) if slo is not None else None
     return RunStats(
         duration_s=duration,
         completed=len(done),
@@ -97,5 +115,9 @@ def run_stats(observed: Observed) -> RunStats:
         stall_p99_s=percentile(stall, 99),
         stall_max_s=max(stall, default=None),
         errors=dict(Counter(failures)),
+        goodput_requests_per_s=None if good is None else good / duration if duration > 0 else 0.0,
+        goodput_share=None if good is None else good / len(records),
+        ttft_first_turn_p50_s=percentile([r.ttft_s for r in done if r.turn == 0], 50) if later_turns else None,
+        ttft_later_turns_p50_s=percentile(later_turns, 50),
         **background_metrics(observed.background, done),
     )

@@ -22,9 +22,10 @@ class Target(Protocol):
     async def open(self) -> None:
         """Connect. Raises TargetError if the server isn't there."""
 
-    def stream(self, request: Request) -> AsyncIterator[int]:
+    def stream(self, request: Request, answer: list[int] | None = None) -> AsyncIterator[int]:
         """Send the request; for each chunk that arrives, yield the number (>= 1) of output tokens in it, at once.
 
+        The ids of these tokens are appended to `answer`, if there is one, by the time the stream ends.
         Raises TargetError if the server reports a failure or the stream breaks off.
         """
         ...

@@ -27,7 +27,7 @@ class Watched(FakeServer):
         self.before: list[int] = []
         self.long_now = 0
 
-    async def stream(self, request: Request) -> AsyncIterator[int]:
+    async def stream(self, request: Request, answer: list[int] | None = None) -> AsyncIterator[int]:
         long = len(request.prompt_token_ids) == LOAD.long_input_len
         if long:
             self.before.append(self.tokens)
@@ -73,7 +73,7 @@ def test_a_failed_stream_is_counted_and_missed_by_nobody():
 
 def test_a_stream_that_falls_silent_is_given_up():
     class Silent(FakeServer):
-        async def stream(self, request: Request) -> AsyncIterator[int]:
+        async def stream(self, request: Request, answer: list[int] | None = None) -> AsyncIterator[int]:
             if request.index == 0 and request.output_len == LOAD.output_len:
                 yield 1
                 await asyncio.Event().wait()

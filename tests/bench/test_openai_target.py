@@ -24,6 +24,8 @@ class OpenAIServer(ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         self.break_off: set[int] = set()
         self.refuse: set[int] = set()
+        self.names_tokens = True  # as vLLM does, when asked
+        self.tokenized: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -39,6 +41,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self.server.tokenized.append(body["prompt"])
+            assert body["content"] == body["prompt"] and not body["add_special"] and not body["add_special_tokens"]
+            self._whole(200, {"tokens": [7] * len(body["prompt"])})
+            return
         self.server.bodies.append(body)
         number = len(self.server.bodies)
         if number in self.server.refuse:
@@ -50,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for count in range(1, body["max_tokens"] + 1):
             choice = {"index": 0, "text": "x", "finish_reason": None}
+            if body.get("return_token_ids") and self.server.names_tokens:
+                choice["token_ids"] = [100 + count]
             self._event({"choices": [choice], "usage": {"completion_tokens": count}})
             if number in self.server.break_off:
                 self.close_connection = True
@@ -100,6 +109,19 @@ def test_two_servers_are_measured_side_by_side(
     body = server.bodies[0]
     assert (body["max_tokens"], body["ignore_eos"], body["temperature"], body["stream"]) == (4, True, 0.0, True)
     assert len(body["prompt"]) == 5 and all(isinstance(token, int) for token in body["prompt"])
+
+
+@pytest.mark.parametrize(("names_tokens", "answer"), [(True, [101, 102, 103, 104]), (False, [7, 7, 7, 7])])
+def test_a_conversation_goes_on_with_what_the_server_said(server: OpenAIServer, names_tokens: bool, answer: list[int]):
+    """Its token ids, or without them those that its tokenizer has for its text."""
+    server.names_tokens = names_tokens
+    flags = ("--workload", "multi-turn", "--num-prompts", "1", "--turns", "2", "--turn-len", "3", "--repeat", "1")
+    lengths = ("--input-len", "5", "--output-len", "4")
+    assert main(["serve", "--target", f"openai={server.url}", *flags, *lengths, "--no-warmup"]) == 0
+    first, second = (body["prompt"] for body in server.bodies)
+    assert second[:9] == first + answer and len(second) == 12
+    assert server.tokenized == ([] if names_tokens else ["xxxx"])
+    assert ["return_token_ids" in body for body in server.bodies] == [True, False]  # the last answer isn't needed
 
 
 def test_failures_are_counted_by_reason_and_set_the_exit_code(

@@ -14,12 +14,12 @@ import zmq
 from bench.load import closed_loop
 from bench.pageplane_target import PageplaneTarget
 from bench.target import TargetError
-from bench.workload import Workload
+from bench.workload import RandomWorkload
 from protocol import arrays, codec
 from protocol import messages as m
 from protocol.sockets import bind_router
 
-LOAD = Workload(num_prompts=3, input_len=4, output_len=5)
+LOAD = RandomWorkload(num_prompts=3, input_len=4, output_len=5)
 Script = Callable[[int, m.Submit], list[m.SchedulerToClient]]
 
 
