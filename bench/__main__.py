@@ -9,6 +9,7 @@ from bench import perplexity, serve
 from bench.control import command as control
 from bench.gpu import command as gpu
 from bench.kernels import command as kernels
+from bench.page import command as page
 from bench.paging import command as paging
 
 
@@ -21,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     paging.add_parser(subcommands)
     perplexity.add_parser(subcommands)
     gpu.add_parser(subcommands)
+    page.add_parser(subcommands)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))
