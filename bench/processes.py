@@ -29,12 +29,12 @@ class StartFailed(Exception):
 class ServerProcess:
     """One started command; its output goes to `log`. Use as a context manager, or call `stop`."""
 
-    def __init__(self, argv: list[str], log: Path, cwd: Path | None = None):
+    def __init__(self, argv: list[str], log: Path, cwd: Path | None = None, env: dict[str, str] | None = None):
         self.argv = argv
         self.log = log
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, cwd=cwd, start_new_session=True
+                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, cwd=cwd, env=env, start_new_session=True
             )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -168,7 +169,7 @@ class ModelRunner:
         prompt_logprobs = tuple(self._prompt_logprobs(part, hidden) for part in self.batch.reported_prompts(step))
         marks.append(time.monotonic())
         self._last_end = marks[-1]
-        idle, apply, commit, forward, sampling = (np.diff(marks) * 1e6).astype(np.int64).tolist()
+        idle, apply, commit, forward, sampling = (int((after - mark) * 1e6) for mark, after in pairwise(marks))
         return ModelRunnerOutput(
             epoch=plan.epoch,
             step=plan.step,

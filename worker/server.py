@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Callable
 
 import zmq
 
@@ -66,16 +67,25 @@ class Worker:
             if self.runner.ready_fd is not None:
                 poller.register(self.runner.ready_fd, zmq.POLLIN)
             while not self.stopping:
-                ready = dict(poller.poll(POLL_MS))
-                if self.runner.ready_fd in ready:
+                message = self._receive()
+                if message is not None:
+                    self._handle(message)
+                elif self.runner.ready_fd in dict(poller.poll(POLL_MS)):
                     self.runner.take_ready(self._send)
-                if self._socket in ready:
-                    self._handle(codec.scheduler_to_worker.decode(self._socket.recv()))
         finally:
             self.runner.close()
             self._beat.stop()
             self._socket.close(linger=0)
             self._context.term()
+
+    def _receive(self) -> m.SchedulerToWorker | None:
+        """What the scheduler says, if it is there by now. With two steps in flight the next plan is, when a step ends;
+        asking the poller first would only keep it waiting."""
+        try:
+            frame = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return codec.scheduler_to_worker.decode(frame)
 
     def _shake_hands(self) -> None:
         runner, config = self.runner, self.config
@@ -162,14 +172,29 @@ def runner_class(config: EngineConfig) -> type[ModelRunner]:
     return PipelinedRunner if on_gpu or config.attention_backend == "triton" else ModelRunner
 
 
-def serve(config: EngineConfig, worker_id: str, replica: int, incarnation: str, endpoints: Endpoints) -> None:
-    """Load, warm up, then serve until SIGTERM or a stop message. SIGINT is the supervisor's business."""
+def make_runner(config: EngineConfig, num_threads: int, replica: int) -> ModelRunner:
+    """The runner that fits the device, its model loaded."""
+    return runner_class(config)(config, num_threads, on_progress=_ProgressLine(), replica=replica)
+
+
+def serve(
+    config: EngineConfig,
+    worker_id: str,
+    replica: int,
+    incarnation: str,
+    endpoints: Endpoints,
+    make_runner: Callable[[EngineConfig, int, int], ModelRunner] = make_runner,
+) -> None:
+    """Load, warm up, then serve until SIGTERM or a stop message. SIGINT is the supervisor's business.
+
+    make_runner: (config, threads, replica) → the runner that is served.
+    """
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threads = config.threads_per_worker or max(1, (os.cpu_count() or 1) // config.workers)
     torch.set_num_threads(threads)
-    runner = runner_class(config)(config, threads, on_progress=_ProgressLine(), replica=replica)
+    runner = make_runner(config, threads, replica)
     with torch.inference_mode():
         runner.warm_up()
         worker = Worker(config, endpoints, runner, worker_id, replica, incarnation)

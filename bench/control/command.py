@@ -15,12 +15,16 @@ from rich.console import Console
 
 from bench.control import report
 from bench.control.conductor import Case, Side, SideFailed, measure, our_command, vllm_command
+from bench.control.gap import gap_cases, measure_gap
+from bench.control.steady_load import LoadFailed
 from bench.control.summary import slopes, summarise
 from bench.machine import describe_machine
+from bench.processes import StartFailed
 
 EXAMPLES = """\
 examples:
   python -m bench control --quick
+  python -m bench control --gap --json gap.json
   python -m bench control --vllm-python ~/vllm/bin/python --model FOLDER --json control.json --plot control.png
 The keys of the JSON file are documented in bench/control/summary.py.
 """
@@ -69,6 +73,7 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     add("--vllm-python", metavar="PYTHON", help="the interpreter of an environment with vLLM, to run beside us")
     add("--model", type=Path, metavar="FOLDER", help="for vLLM: a folder with a Llama model's config.json")
     add("--rounds", type=int, default=3, help="times each side runs each case, in turns (%(default)s)")
+    add("--gap", action="store_true", help="instead: how long a worker waits between steps, with real processes")
     add("--quick", action="store_true", help="fewer and smaller cases: under 45 s without vLLM")
     add("--json", type=Path, metavar="FILE", help="write all numbers")
     add("--plot", type=Path, metavar="FILE", help="write a picture (.png, .svg, .pdf)")
@@ -83,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds < 1:
         console.print("[red]--rounds must be at least 1[/]")
         return 2
+    if args.gap:
+        return _run_gap(args, console)
     chosen = cases(args.quick)
     started = datetime.now(UTC)
     try:
@@ -97,10 +104,7 @@ def run(args: argparse.Namespace) -> int:
     names = [side.name for side in sides]
     decode_cases = {case.label: case.arguments for case in chosen if case.name == "decode"}
     result: dict[str, Any] = {
-        "schema": 1,
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
-        "started_at": started.isoformat(timespec="seconds"),
-        "machine": describe_machine(),
+        **_about(started),
         "sides": names,
         "rounds": args.rounds,
         "cases": summarise(answers, names),
@@ -122,3 +126,29 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         report.write_plot(result, args.plot)
     return 0
+
+
+def _run_gap(args: argparse.Namespace, console: Console) -> int:
+    started = datetime.now(UTC)
+    gaps: dict[str, dict[str, Any]] = {}
+    try:
+        with console.status("starting") as status:
+            for case in gap_cases(args.quick):
+                gaps[case.label] = measure_gap(case, status.update)
+    except (StartFailed, LoadFailed) as error:
+        console.print(f"[red]{error}[/]", highlight=False, soft_wrap=True)
+        return 1
+    result = {**_about(started), "gaps": gaps}
+    console.print(report.gap_table(gaps, result["machine"]["cpu"]))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _about(started: datetime) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+        "started_at": started.isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+    }

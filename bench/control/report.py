@@ -29,6 +29,20 @@ def table(summary: Mapping[str, Any], sides: Sequence[str], caption: str) -> Tab
     return drawn
 
 
+def gap_table(gaps: Mapping[str, Any], caption: str) -> Table:
+    """What `bench control --gap` measured: a row for each case."""
+    drawn = Table(title="Between two steps of a worker", caption=caption, title_justify="left")
+    drawn.add_column("case")
+    for heading in ("steps", "gap p50", "p99", "max, µs", "its share", "step, ms", "scheduler, µs a step"):
+        drawn.add_column(heading, justify="right")
+    for label, row in gaps.items():
+        gap = [_number(row["gap_us"][each]) for each in ("p50", "p99", "max")]
+        step, scheduler = row["work_us"]["p50"] / 1e3, row["scheduler_us"]["p50"]
+        share = f"{row['gap_share']:.2%}"
+        drawn.add_row(label, f"{row['steps']:,}", *gap, share, _number(step), _number(scheduler))
+    return drawn
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 

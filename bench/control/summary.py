@@ -11,6 +11,14 @@ The JSON of `bench control --json`, stable for `schema` 1 (keys may be added):
 Metrics: step_us (a result in, the next plan out), plan_bytes, encode_decode_us, block_ns (admission, for each block of
 the prompt; `engine_block_ns`: with everything around it, down to the plan), token_us, hit_rate, preemptions, steps,
 bytes_per_block, and one for each primitive of the pool, in ns. All times are CPU time of the one thread that works.
+
+The JSON of `bench control --gap --json`: schema, command, started_at, machine as above, and
+  gaps  label -> n (rows), step_s (what the simulated model takes; null: a real one), pipeline_depth (most steps in
+        flight), steps (measured ones), and of these steps, each {p50, p99, max}:
+        gap_us (from the end of a step to when the worker takes up the next plan), work_us (what the worker spends on a
+        step), scheduler_us (what the scheduler spends on it: result, plan, encoding);
+        gap_share: all gaps / (all gaps + all work)
+Those are times of the clock on the wall.
 """
 
 from __future__ import annotations
