@@ -22,8 +22,8 @@ DTYPES = {
 
 
 LINEAR = "linear"
-WIDENED = "linear, float32 copy"
-"""The linear layer of worker/layers/linear.py, without and with a second copy of bfloat16 weights in float32."""
+INT8 = "linear, int8"
+"""The worker's linear layer, with weights as they are and with 8-bit ones."""
 
 
 class CannotMeasure(Exception):

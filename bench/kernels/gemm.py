@@ -6,16 +6,16 @@ import torch
 from torch.nn import functional
 
 from bench.kernels.cases import GemmCase
-from bench.kernels.device import DTYPES, WIDENED, Bench, Call, CannotMeasure, relative_error
+from bench.kernels.device import DTYPES, INT8, Bench, Call, CannotMeasure, relative_error
 from bench.kernels.results import Baseline, Measured
-from worker.layers.linear import Linear
+from worker.layers.quantization import make_linear
 
 
 def measure_gemm(case: GemmCase, backend_name: str, bench: Bench, limit_s: float) -> Measured:
     """Weights that take turns, as those of a model's layers do. Raises CannotMeasure."""
-    widen = backend_name == WIDENED
-    if widen and (case.dtype != "bfloat16" or bench.device.type != "cpu"):
-        raise CannotMeasure("only bfloat16 weights on a CPU are widened")
+    quantization = "int8" if backend_name == INT8 else "none"
+    if quantization == "int8" and (case.dtype != "bfloat16" or bench.device.type != "cpu"):
+        raise CannotMeasure("8-bit layers are for bfloat16 models on a CPU")
     num_sets, cold = bench.num_sets(case.work.bytes)
     generator = torch.Generator(bench.device).manual_seed(0)
 
@@ -26,7 +26,7 @@ def measure_gemm(case: GemmCase, backend_name: str, bench: Bench, limit_s: float
     weights = [random(case.outputs, case.inputs)]
     weights += [weights[0].clone() for _ in range(num_sets - 1)]
     with torch.inference_mode():
-        layers = [Linear(weight, widen=widen) for weight in weights]
+        layers = [make_linear(weight, quantization=quantization) for weight in weights]
         ours: list[Call] = [lambda layer=layer: layer(x) for layer in layers]  # type: ignore[misc]
         timing = bench.time(ours, cold=cold, limit_s=limit_s)
         error = relative_error(layers[0](x), functional.linear(x, weights[0]))

@@ -70,11 +70,11 @@ class CpuBench:
 
     def _matmul_rate(self, dtype: torch.dtype, size: tuple[int, int, int]) -> float:
         """Operations a second of the better of torch's product and the packed one that the worker uses."""
-        from worker.layers.linear import Linear
+        from worker.layers.quantization import make_linear
 
         rows, inputs, outputs = size
         x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
-        packed = Linear(weight)
+        packed = make_linear(weight)
         with torch.inference_mode():
             calls: list[Call] = [lambda: torch.nn.functional.linear(x, weight), lambda: packed(x)]
             best_us = min(self.time([call], cold=False, limit_s=0.6).min_us for call in calls)

@@ -20,7 +20,7 @@ from bench.kernels.cases import (
     SlotMappingCase,
     WriteKVCase,
 )
-from bench.kernels.device import LINEAR, WIDENED, Bench, CannotMeasure
+from bench.kernels.device import INT8, LINEAR, Bench, CannotMeasure
 from bench.kernels.results import KernelsResult, Measured, Skipped
 
 NO_TIME = "no time left"
@@ -49,7 +49,7 @@ def make_bench(device: str, threads: int | None) -> Bench:
 def backends_of(case: Case, bench: Bench) -> tuple[str, ...]:
     """With which implementations a case is measured here."""
     if case.kind == "gemm":
-        return (LINEAR, WIDENED) if bench.device.type == "cpu" and case.dtype == "bfloat16" else (LINEAR,)
+        return (LINEAR, INT8) if bench.device.type == "cpu" and case.dtype == "bfloat16" else (LINEAR,)
     return bench.backends[:1] if case.kind in ("decode_step", "elementwise") else bench.backends
 
 

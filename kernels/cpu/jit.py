@@ -57,6 +57,16 @@ def kernel(function: Callable[..., Any]) -> Any:
         config.CACHE_DIR = before
 
 
+def work(function: Callable[..., Any]) -> Any:
+    """A function of two int64 addresses that is called by its own, `.address`: what a `team.Team` shares out."""
+    before, config.CACHE_DIR = config.CACHE_DIR, str(CACHE_DIR)
+    try:
+        signature = numba.void(numba.int64, numba.int64)
+        return numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    finally:
+        config.CACHE_DIR = before
+
+
 def part(function: Callable[..., Any]) -> Any:
     """A function that kernels call: compiled into each of them, so it needs no cache of its own."""
     return numba.njit(nogil=True, error_model="numpy")(function)

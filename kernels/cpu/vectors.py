@@ -8,6 +8,7 @@ memory alive and has checked the bounds.
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from llvmlite import ir
@@ -15,6 +16,7 @@ from numba.core import cgutils, extending, types
 from numba.core.datamodel import models, register_default
 
 LANES = 16
+_X86 = platform.machine() in ("x86_64", "AMD64")
 F32, BF16, F16 = 0, 1, 2  # element kinds in memory
 
 intrinsic: Any = extending.intrinsic  # what it makes is called without the typing context: say so to the type checker
@@ -154,6 +156,17 @@ def load_f16(typingctx, address):
     return float32x16(types.int64), lambda context, builder, sig, args: _load_f16(builder, args[0])
 
 
+@intrinsic
+def load_i32_difference(typingctx, address, subtracted):
+    """Sixteen int32 at one address less those at another, as float32."""
+
+    def codegen(context, builder, signature, args):
+        values = [builder.load(_pointer(builder, address, _i32x16), align=4) for address in args]
+        return builder.sitofp(builder.sub(*values), _f32x16)
+
+    return float32x16(types.int64, types.int64), codegen
+
+
 def _store_word(emit: Any) -> Any:
     def typed(typingctx, address, vector):
         def codegen(context, builder, signature, args):
@@ -168,6 +181,43 @@ def _store_word(emit: Any) -> Any:
 store_f32 = _store_word(_store_f32)
 store_bf16 = _store_word(_store_bf16)  # rounded to nearest even
 store_f16 = _store_word(_store_f16)  # rounded to nearest even
+
+
+@intrinsic
+def store_bytes(typingctx, address, vector):
+    """Values in -127 … 127, rounded half up, plus 128, as sixteen uint8; returns what was rounded to, float32."""
+
+    def codegen(context, builder, signature, args):
+        shifted = builder.fadd(args[1], _splat(128.5))  # never negative: truncation rounds down
+        numbers = builder.fptosi(shifted, _i32x16)
+        vector_type = ir.VectorType(ir.IntType(8), LANES)
+        builder.store(builder.trunc(numbers, vector_type), _pointer(builder, args[0], vector_type), align=1)
+        return builder.sitofp(builder.sub(numbers, _splat(128, _i32)), _f32x16)
+
+    return float32x16(types.int64, float32x16), codegen
+
+
+@intrinsic
+def write_byte(typingctx, address, value):
+    """store_bytes for one."""
+
+    def codegen(context, builder, signature, args):
+        number = builder.fptosi(builder.fadd(args[1], ir.Constant(_float, 128.5)), _i32)
+        builder.store(builder.trunc(number, ir.IntType(8)), _pointer(builder, args[0], ir.IntType(8)))
+        return builder.sitofp(builder.sub(number, ir.Constant(_i32, 128)), _float)
+
+    return types.float32(types.int64, types.float32), codegen
+
+
+@intrinsic
+def read_bf16(typingctx, address):
+    """One bfloat16, widened."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.load(_pointer(builder, args[0], _i16), align=2)
+        return builder.bitcast(builder.shl(builder.zext(bits, _i32), ir.Constant(_i32, 16)), _float)
+
+    return types.float32(types.int64), codegen
 
 
 def _scalar_load(numba_type: Any, llvm_type: ir.Type) -> Any:
@@ -196,6 +246,22 @@ read_i64 = _scalar_load(types.int64, ir.IntType(64))
 read_float = _scalar_load(types.float32, _float)
 write_i64 = _scalar_store(types.int64, ir.IntType(64))
 write_float = _scalar_store(types.float32, _float)
+
+
+@intrinsic
+def write_bf16(typingctx, address, value):
+    """One float32 → bfloat16, rounded to nearest even; NaN becomes 0x7fc0."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.bitcast(args[1], _i32)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(_i32, 16)), ir.Constant(_i32, 1))
+        upper = builder.lshr(builder.add(builder.add(bits, odd), ir.Constant(_i32, 0x7FFF)), ir.Constant(_i32, 16))
+        is_nan = builder.fcmp_unordered("uno", args[1], args[1])
+        half = builder.trunc(builder.select(is_nan, ir.Constant(_i32, 0x7FC0), upper), _i16)
+        builder.store(half, _pointer(builder, args[0], _i16), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), codegen
 
 
 @intrinsic
@@ -273,9 +339,33 @@ def mul(typingctx, a, b):
 
 
 @intrinsic
+def divide(typingctx, a, b):
+    return float32x16(float32x16, float32x16), lambda context, builder, sig, args: builder.fdiv(*args)
+
+
+@intrinsic
 def maximum(typingctx, a, b):
     """Lane by lane; b where either is NaN."""
     return float32x16(float32x16, float32x16), lambda context, builder, sig, args: _maximum(builder, *args)
+
+
+@intrinsic
+def minimum(typingctx, a, b):
+    """Lane by lane; b where either is NaN."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return float32x16(float32x16, float32x16), codegen
+
+
+@intrinsic
+def absolute(typingctx, a):
+    def codegen(context, builder, signature, args):
+        bits = builder.and_(builder.bitcast(args[0], _i32x16), _splat(0x7FFFFFFF, _i32))
+        return builder.bitcast(bits, _f32x16)
+
+    return float32x16(float32x16), codegen
 
 
 @intrinsic
@@ -466,3 +556,44 @@ def multiply_block(typingctx, rows, vectors, a, a_stride, b, b_stride, c, c_stri
         return context.get_dummy_value()
 
     return types.void(rows, vectors, *[types.int64] * 8), codegen
+
+
+# -- words for kernels: threads --------------------------------------------------------------------------------------
+
+
+@intrinsic
+def call(typingctx, function, first, second):
+    """function(first, second): the address of a compiled void(int64, int64)."""
+
+    def codegen(context, builder, signature, args):
+        i64 = ir.IntType(64)
+        function_type = ir.FunctionType(ir.VoidType(), [i64, i64])
+        builder.call(_pointer(builder, args[0], function_type), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def pause(typingctx):
+    """What a spinning thread tells the processor, where it can be told."""
+
+    def codegen(context, builder, signature, args):
+        if _X86:
+            function_type = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def yield_processor(typingctx):
+    """Let another thread have this core: POSIX sched_yield."""
+
+    def codegen(context, builder, signature, args):
+        function_type = ir.FunctionType(_i32, [])
+        builder.call(cgutils.get_or_insert_function(builder.module, function_type, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen

@@ -28,7 +28,7 @@ from bench.kernels.cases import (
     decode,
 )
 from bench.kernels.decode_step import SteadyDecode, measure_decode_step
-from bench.kernels.device import LINEAR, WIDENED, CannotMeasure
+from bench.kernels.device import INT8, LINEAR, CannotMeasure
 from bench.kernels.on_cpu import CpuBench, last_level_cache_bytes
 from bench.kernels.results import KernelsResult, Measured, runs_of
 from bench.kernels.session import measure_all, measure_one
@@ -90,7 +90,7 @@ def result(bench: CpuBench) -> KernelsResult:
 def test_every_kind_is_measured_and_right(result: KernelsResult):
     assert not result.skipped
     assert [one.case.name for one in result.measured] == [*(case.name for case in CASES), "product"]
-    assert [one.backend for one in result.measured if one.case.name == "product"] == [LINEAR, WIDENED]
+    assert [one.backend for one in result.measured if one.case.name == "product"] == [LINEAR, INT8]
     for one in result.measured:
         assert 0 < one.timing.min_us <= one.timing.median_us <= one.timing.max_us
         assert not one.wrong

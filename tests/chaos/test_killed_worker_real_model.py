@@ -1,4 +1,4 @@
-"""The default model, sixteen conversations, one of two workers killed with -9, as the README shows: token by token."""
+"""The default model in its default dtype, sixteen conversations, one of two workers killed with -9, as the README shows: token by token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = 16
 
 
 def test_sixteen_conversations_outlive_a_killed_worker(tmp_path: Path) -> None:
-    flags = ("--workers", "2", "--dtype", "float32", "--kv-memory", "256MiB", "--max-model-len", "512")
+    flags = ("--workers", "2", "--kv-memory", "256MiB", "--max-model-len", "512")
     with Deployment(tmp_path, *flags) as server:
         many = asyncio.run(_conversations(server.endpoints["client"]))
         golden = run(server.endpoints["client"], many)

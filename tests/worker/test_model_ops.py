@@ -14,7 +14,6 @@ from torch.nn import functional
 from protocol.model_config import ModelConfig
 from tests.tiny_model import tiny_model
 from worker.layers.cpu_ops import CpuOps
-from worker.layers.linear import WIDE_ROWS, Linear
 from worker.layers.ops import Ops, TorchOps, make_ops
 from worker.layers.rope import rope_frequencies, rope_table
 
@@ -102,39 +101,6 @@ def test_compiled_operations_serve_cpu_floats_only() -> None:
     assert isinstance(make_ops(torch.float32, "cpu"), CpuOps)
     assert isinstance(make_ops(torch.float16, "cpu"), TorchOps)
     assert not isinstance(make_ops(torch.bfloat16, "cuda"), CpuOps)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bias", [False, True])
-def test_linear_equals_the_product_at_every_batch_size(dtype: torch.dtype, bias: bool) -> None:
-    weight = random(72, 40, dtype=dtype)
-    b = random(72, seed=1, dtype=dtype) if bias else None
-    linear = Linear(weight, b)
-    for rows in (1, 2, 15, 16, 17, 64, 100):
-        x = random(rows, 40, seed=rows, dtype=dtype)
-        expected = x.double() @ weight.double().T + (b.double() if b is not None else 0)
-        tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.2, torch.float16: 0.05}[dtype]
-        torch.testing.assert_close(linear(x).double(), expected, atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_widened_linear_gives_the_same_for_few_rows_and_many(bias: bool) -> None:
-    """Either way the sum is float32 and rounded once; only its order may differ."""
-    dtype = torch.bfloat16
-    weight, b = random(72, 40, dtype=dtype), random(72, seed=1, dtype=dtype) if bias else None
-    linear = Linear(weight, b, widen=True)
-    assert linear.wide is not None
-    x = random(WIDE_ROWS + 5, 40, seed=2, dtype=dtype)
-    expected = x.double() @ weight.double().T + (b.double() if b is not None else 0)
-    for rows in (1, WIDE_ROWS - 1, WIDE_ROWS, WIDE_ROWS + 5):
-        result = linear(x[:rows])
-        assert result.dtype is dtype
-        torch.testing.assert_close(result.double(), expected[:rows], atol=1e-4, rtol=2**-8)
-
-
-def test_only_bfloat16_is_widened() -> None:
-    assert Linear(random(8, 8), widen=True).wide is None
-    assert Linear(random(8, 8, dtype=torch.float16), widen=True).wide is None
 
 
 def test_unknown_rope_scaling_is_refused_by_name() -> None:

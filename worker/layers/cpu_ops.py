@@ -22,14 +22,15 @@ from torch import Tensor
 # error_model: a division that may raise ends the loop early, and LLVM does not vectorise such loops.
 _OPTIONS: Any = {"fastmath": True, "error_model": "numpy", "nogil": True, "cache": True}
 
+_BFLOAT16, _FLOAT32 = np.uint16(0), np.float32(0)
+
 
 class CpuOps:
-    """See `ops.Ops`. dtype is bfloat16 or float32."""
+    """See `ops.Ops`. dtype is bfloat16 or float32; rows that are changed in place may be either."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        # What the kernels are told of the dtype: one element of the type as which they read it.
-        self._kind = np.uint16(0) if dtype is torch.bfloat16 else np.float32(0)
+        self._kind = _kind(dtype)
         self._norm_out = Buffer(dtype)
         self._gate_out = Buffer(dtype)
 
@@ -37,18 +38,35 @@ class CpuOps:
         rows, size = residual.shape
         out, address = self._norm_out.of_shape(rows, size)
         added = 0 if x is None else x.data_ptr()
+        if x is not None and x.dtype is not self.dtype:
+            raise ValueError(f"x is {x.dtype}, the activations are {self.dtype}")
         _add_norm(self._kind, residual.data_ptr(), added, weight.data_ptr(), eps, address, rows, size)
         return out
 
     def norm_heads(self, rows: Tensor, first: int, count: int, weight: Tensor, eps: float) -> None:
         _norm_heads(
-            self._kind, rows.data_ptr(), rows.shape[0], rows.shape[1], first, count, weight.data_ptr(), len(weight), eps
+            _kind(rows.dtype),
+            rows.data_ptr(),
+            rows.shape[0],
+            rows.shape[1],
+            first,
+            count,
+            weight.data_ptr(),
+            len(weight),
+            eps,
         )
 
     def rotate(self, rows: Tensor, count: int, positions: Tensor, table: Tensor) -> None:
         num_rows, width = rows.shape
         _rotate(
-            self._kind, rows.data_ptr(), num_rows, width, count, positions.data_ptr(), table.data_ptr(), *table.shape
+            _kind(rows.dtype),
+            rows.data_ptr(),
+            num_rows,
+            width,
+            count,
+            positions.data_ptr(),
+            table.data_ptr(),
+            *table.shape,
         )
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
@@ -56,6 +74,11 @@ class CpuOps:
         out, address = self._gate_out.of_shape(rows, width // 2)
         _silu_and_mul(self._kind, gate_up.data_ptr(), address, rows, width // 2)
         return out
+
+
+def _kind(dtype: torch.dtype) -> Any:
+    """What the kernels are told of a dtype: one element of the type as which they read it."""
+    return _BFLOAT16 if dtype is torch.bfloat16 else _FLOAT32
 
 
 class Buffer:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 class Ops(Protocol):
-    """`dtype` is that of the model's activations; all tensors are contiguous.
+    """`dtype` is that of what enters matrix products; all tensors are contiguous.
 
     The result of add_norm or silu_and_mul may be overwritten when the same method is called again: each is the input
     of the next matrix product and of nothing else.
@@ -30,11 +30,11 @@ class Ops(Protocol):
         ...
 
     def norm_heads(self, rows: Tensor, first: int, count: int, weight: Tensor, eps: float) -> None:
-        """RMSNorm, in place, of heads first .. first + count - 1 of rows dtype [T, n * D]; weight: float32 [D]."""
+        """RMSNorm, in place, of heads first .. first + count - 1 of rows [T, n * D], any dtype; weight: float32 [D]."""
         ...
 
     def rotate(self, rows: Tensor, count: int, positions: Tensor, table: Tensor) -> None:
-        """Turn the first `count` heads of rows dtype [T, n * D], in place, by the angles of positions int64 [T].
+        """Turn the first `count` heads of rows [T, n * D] of any dtype, in place, by the angles of positions int64 [T].
 
         table: float32 [num_positions, D] as of `rope_table`.
         """

@@ -1,30 +1,35 @@
-"""Which kinds of quantised layers a device has, and one made from a weight. Loads them only when one is asked for."""
+"""Which kinds of layers a device has, and one made from a weight. Loads them only when one is asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from worker.layers.linear import Linear
+from worker.layers.linear import Gated, Linear, LinearLayer
+from worker.layers.ops import Ops
 
 if TYPE_CHECKING:
-    from worker.layers.int8_linear import Int8Linear
+    from kernels.cpu.team import Team
 
 
 class QuantizationUnavailable(RuntimeError):
-    """This build of torch, this device or this dtype has no such layers; the message says which."""
+    """This device or this dtype has no such layers; the message says which."""
+
+
+def has_cpu_layers(device: torch.device | str, dtype: torch.dtype) -> bool:
+    """Whether `cpu_linear` is what computes layers of this dtype on this device."""
+    return torch.device(device).type == "cpu" and dtype in (torch.bfloat16, torch.float32)
 
 
 def why_unavailable(device: torch.device | str, dtype: torch.dtype) -> str | None:
-    """What stands against int8 layers on this device, with activations of this dtype; None: nothing."""
+    """What stands against int8 layers on this device, for weights of this dtype; None: nothing."""
     if torch.device(device).type != "cpu":
         return f"--quantization int8 runs on the CPU, not on {device}"
-    if dtype not in (torch.bfloat16, torch.float32):
+    if not has_cpu_layers(device, dtype):
         return f"--quantization int8 needs --dtype bfloat16 or float32, not {dtype}".replace("torch.", "")
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_prepack")):
-        return f"torch {torch.__version__} has no oneDNN operators for 8-bit layers"
     return None
 
 
@@ -34,15 +39,42 @@ def make_linear(
     *,
     quantization: str = "none",
     sensitive: bool = False,
-    widen: bool = False,
-) -> Linear | Int8Linear:
-    """The layer of weight [out, in] and bias [out] for `quantization` "none" or "int8".
+    team: Team | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> LinearLayer:
+    """The layer of weight [out, in] and bias [out] for `quantization` "none" or "int8". Raises QuantizationUnavailable.
 
     sensitive: its inputs have outliers, and what is lost of the others shows in the model's answers (`two_terms` of
-    `int8_linear.Int8Linear`). widen: see `linear.Linear`.
+    `cpu_linear.CpuLinear`). team, out_dtype: see there; without effect elsewhere.
     """
-    if quantization == "none":
-        return Linear(weight, bias, widen=widen)
-    from worker.layers.int8_linear import Int8Linear
+    _check(weight, quantization)
+    if not has_cpu_layers(weight.device, weight.dtype):
+        return Linear(weight, bias)
+    from worker.layers.cpu_linear import CpuLinear
 
-    return Int8Linear(weight, bias, two_terms=sensitive)
+    return CpuLinear(weight, bias, team=team, quantization=quantization, two_terms=sensitive, out_dtype=out_dtype)
+
+
+def make_gated(
+    weight: Tensor,
+    bias: Tensor | None,
+    ops: Ops,
+    *,
+    quantization: str = "none",
+    team: Team | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """silu(x Gᵀ) · (x Uᵀ) of the stacked weight [2 · out, in], overwritten by the next call."""
+    _check(weight, quantization)
+    if not has_cpu_layers(weight.device, weight.dtype):
+        return Gated(Linear(weight, bias), ops)
+    from worker.layers.cpu_linear import CpuLinear
+
+    return CpuLinear(
+        weight, bias, team=team, quantization=quantization, out_dtype=out_dtype, gated=True, keep_out=False
+    )
+
+
+def _check(weight: Tensor, quantization: str) -> None:
+    if quantization != "none" and (reason := why_unavailable(weight.device, weight.dtype)) is not None:
+        raise QuantizationUnavailable(reason)

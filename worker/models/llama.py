@@ -7,10 +7,9 @@ the next begins, from the metadata. Tensor names are Hugging Face's. Sources: To
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,21 +19,30 @@ from kernels.fusion import rotate_and_write_kv_of
 from kernels.metadata import AttentionMetadata
 from protocol.model_config import ModelConfig
 from worker.layers.head import OutputHead
-from worker.layers.linear import float32_is_faster
+from worker.layers.linear import LinearLayer
 from worker.layers.ops import make_ops
-from worker.layers.quantization import QuantizationUnavailable, make_linear, why_unavailable
+from worker.layers.quantization import (
+    QuantizationUnavailable,
+    has_cpu_layers,
+    make_gated,
+    make_linear,
+    why_unavailable,
+)
 from worker.layers.rope import rope_table
 from worker.weights import WeightSource
 
-_WIDENING_SHARE = 0.1
-"""Second copies of weights may take this share of the memory that is free when the model is loaded."""
+if TYPE_CHECKING:
+    from kernels.cpu.team import Team
 
 KVCache = tuple[Tensor, ...]
 """K and V of one layer, each [num_blocks, Hkv, block_size, D]; if quantised, their scales, each float32 [Hkv]."""
 
 
 class LlamaModel:
-    """Embedding, decoder layers, final norm, output head. Computes in `dtype`, with a float32 residual stream."""
+    """Embedding, decoder layers, final norm, output head. Weights, K and V are `dtype`, the residual stream is float32.
+
+    What enters a matrix product is `activation_dtype`: float32 on a CPU, whose layers sum in float32 anyway.
+    """
 
     def __init__(
         self,
@@ -57,14 +65,16 @@ class LlamaModel:
         self.device = torch.device(device)
         self._weights: WeightSource | None = weights
         self._shapes = self.tensor_shapes(config)
-        self.ops = make_ops(dtype, device)
-        self.widen = quantization == "none" and _may_widen(config, dtype, self.device)
+        cpu_layers = has_cpu_layers(device, dtype)
+        self.activation_dtype = torch.float32 if cpu_layers else dtype
+        self.ops = make_ops(self.activation_dtype, device)
+        self.team = _team() if cpu_layers else None
         self.rope = rope_table(config, max_positions, device)  # float32 [max_positions, D]
         self.embedding = self._load("model.embed_tokens.weight")  # [V, H]
         self.layers = [DecoderLayer(self, index) for index in range(config.num_layers)]
         self.norm = self._load("model.norm.weight").float()
         head = self.embedding if config.tie_word_embeddings else self._load("lm_head.weight")
-        self.lm_head = OutputHead(head, quantization=quantization)
+        self.lm_head = OutputHead(head, quantization=quantization, team=self.team)
         self._weights = None  # closes the files
 
     @staticmethod
@@ -107,7 +117,8 @@ class LlamaModel:
         metadata: Sequence[AttentionMetadata],
         backend: AttentionBackend,
     ) -> Tensor:
-        """One step: writes the K/V of its tokens into the caches and returns dtype [T, H], after the final norm.
+        """One step: writes the K/V of its tokens into the caches and returns activation_dtype [T, H], after the final
+        norm.
 
         input_ids: int32 or int64 [T]; positions: int64 [T]; kv_caches and metadata: one per layer (the layers of a
         cache group share their metadata). In each layer the K/V of all tokens are written before any token attends.
@@ -122,32 +133,39 @@ class LlamaModel:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden dtype [R, H], the rows that sample → float32 [R, V]."""
+        """hidden activation_dtype [R, H], the rows that sample → float32 [R, V]."""
         return self.lm_head(hidden)
 
     def _load(self, name: str) -> Tensor:
         assert self._weights is not None, "weights are loaded once"
         return self._weights.take(name, self._shapes[name]).to(device=self.device, dtype=self.dtype)
 
-    def _load_linear(self, prefix: str, *names: str, sensitive: bool = False) -> Callable[[Tensor], Tensor]:
-        """The linear layers of these names as one, stacked by their outputs."""
+    def _load_stacked(self, prefix: str, *names: str) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the linear layers of these names as one, stacked by their outputs."""
         weights = [self._load(f"{prefix}{name}.weight") for name in names]
         biases = [self._load(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in self._shapes]
-        bias = torch.cat(biases) if biases else None
-        weight = torch.cat(weights)
-        return make_linear(weight, bias, quantization=self.quantization, sensitive=sensitive, widen=self.widen)
+        return torch.cat(weights), torch.cat(biases) if biases else None
+
+    def _load_linear(
+        self, prefix: str, *names: str, sensitive: bool = False, out_dtype: torch.dtype | None = None
+    ) -> LinearLayer:
+        weight, bias = self._load_stacked(prefix, *names)
+        return make_linear(
+            weight, bias, quantization=self.quantization, sensitive=sensitive, team=self.team, out_dtype=out_dtype
+        )
+
+    def _load_gated(self, prefix: str, gate: str, up: str) -> Callable[[Tensor], Tensor]:
+        weight, bias = self._load_stacked(prefix, gate, up)
+        return make_gated(
+            weight, bias, self.ops, quantization=self.quantization, team=self.team, out_dtype=self.activation_dtype
+        )
 
 
-def _may_widen(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the layers of this model should hold their bfloat16 weights in float32 too, for speed in prefill.
+def _team() -> Team:
+    """As many threads as PyTorch uses."""
+    from worker.layers.cpu_linear import make_team  # loads Numba
 
-    Not the output head: it sees a row per sequence, and few rows are what bfloat16 is faster for.
-    """
-    if device.type != "cpu" or dtype is not torch.bfloat16:
-        return False
-    shapes = LlamaModel.tensor_shapes(config)
-    extra_bytes = sum(4 * math.prod(shape) for name, shape in shapes.items() if name.startswith("model.layers."))
-    return extra_bytes <= _WIDENING_SHARE * psutil.virtual_memory().available and float32_is_faster()
+    return make_team(torch.get_num_threads())
 
 
 class DecoderLayer:
@@ -165,7 +183,7 @@ class DecoderLayer:
         attention = prefix + "self_attn."
         self.qkv = model._load_linear(attention, "q_proj", "k_proj", "v_proj", sensitive=True)
         self.output = model._load_linear(attention, "o_proj")
-        self.gate_up = model._load_linear(prefix + "mlp.", "gate_proj", "up_proj")
+        self.gate_up = model._load_gated(prefix + "mlp.", "gate_proj", "up_proj")
         self.down = model._load_linear(prefix + "mlp.", "down_proj", sensitive=True)
         self.attention_norm = model._load(prefix + "input_layernorm.weight").float()
         self.mlp_norm = model._load(prefix + "post_attention_layernorm.weight").float()
@@ -180,12 +198,13 @@ class DecoderLayer:
         kv_cache: KVCache,
         metadata: AttentionMetadata,
         backend: AttentionBackend,
-    ) -> Tensor:
-        """residual float32 [T, H], still without the `update` [T, H] of the layer before → this layer's update."""
+    ) -> Tensor | None:
+        """residual float32 [T, H], still without the `update` [T, H] of the layer before, if there is one → this
+        layer's update, or None if the residual has it."""
         hidden = self.ops.add_norm(residual, update, self.attention_norm, self.eps)
         attended = self._attend(hidden, positions, kv_cache, metadata, backend)
-        hidden = self.ops.add_norm(residual, self.output(attended), self.mlp_norm, self.eps)
-        return self.down(self.ops.silu_and_mul(self.gate_up(hidden)))
+        hidden = self.ops.add_norm(residual, self.output.add_to(residual, attended), self.mlp_norm, self.eps)
+        return self.down.add_to(residual, self.gate_up(hidden))
 
     def _attend(
         self,

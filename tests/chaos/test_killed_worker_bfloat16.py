@@ -1,4 +1,4 @@
-"""8-bit layers in bfloat16: a token depends on its request alone, so a killed worker changes no stream here either."""
+"""In bfloat16, with 8-bit layers and without: a token depends on its request alone, so a killed worker changes none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 from client import AsyncClient
 from tests.chaos.conftest import WORKERS
@@ -16,11 +18,14 @@ STREAMS = 8
 TOKENS = 120
 
 
-def test_streams_of_a_killed_worker_are_those_of_an_undisturbed_run(tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.parametrize(("quantization", "dtype"), [("none", "bfloat16"), ("int8", "bfloat16 + int8")])
+def test_streams_of_a_killed_worker_are_those_of_an_undisturbed_run(
+    tmp_path: Path, tiny_folder: Path, quantization: str, dtype: str
+) -> None:
     many = wishes(STREAMS, TOKENS)
-    flags = ["--model", str(tiny_folder), "--workers", "2", "--dtype", "bfloat16", "--quantization", "int8"]
+    flags = ["--model", str(tiny_folder), "--workers", "2", "--dtype", "bfloat16", "--quantization", quantization]
     with Deployment(tmp_path, *flags, "--kv-memory", "16MiB") as server:
-        assert {worker.dtype for worker in server.status().workers} == {"bfloat16 + int8"}
+        assert {worker.dtype for worker in server.status().workers} == {dtype}
         golden = run(server.endpoints["client"], many)
         pids, killed = server.pids, asyncio.Event()
 
