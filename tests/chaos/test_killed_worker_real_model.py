@@ -1,4 +1,4 @@
-"""The default model in its default dtype, sixteen conversations, one of two workers killed with -9, as the README shows: token by token."""
+"""The default model and dtype, sixteen conversations, one of two workers killed with -9: token by token."""
 
 from __future__ import annotations
 
