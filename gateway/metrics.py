@@ -50,6 +50,9 @@ GAUGES = (
     Shown("kv_cache_cached_blocks", "KV blocks a prefix can hit", lambda engine: engine.status.cached_blocks),
     Shown("replica_up", "1 if a worker serves the replica", lambda engine: engine.status.state == "ready"),
     Shown("replica_epoch", "Times the replica lost its worker", lambda engine: engine.status.epoch),
+    Shown("decode_step_seconds", "Learned time of a step that only decodes", lambda e: e.metrics.decode_step_s),
+    Shown("prefill_token_seconds", "Learned time that a prompt token adds", lambda e: e.metrics.prefill_token_s),
+    Shown("prefill_budget_tokens", "Prompt tokens the next step would take", lambda e: e.metrics.prefill_budget),
 )
 COUNTERS = (
     Shown("prompt_tokens", "Prompt tokens of requests come to their first token", lambda e: e.metrics.prompt_tokens),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -33,6 +34,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """0: the model's own, capped at 8192."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_step_stretch: float = 2.5
+    """While rows decode, prompts are cut so that a step takes at most this many times what decoding alone would (more
+    where many wait: `scheduler.step_budget`); 0: only max_num_batched_tokens cuts them."""
     enable_prefix_caching: bool = True
     seed: int = 0
     load_format: Literal["auto", "dummy"] = "auto"
@@ -98,6 +102,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request decodes one token a step"
             )
+        if self.max_step_stretch and not 1 < self.max_step_stretch < math.inf:
+            raise ConfigError(f"max_step_stretch must be above 1, or 0 for none, got {self.max_step_stretch}")
         for name in ("client_port", "port"):
             if getattr(self, name) > 65535:
                 raise ConfigError(f"{name} must be at most 65535, got {getattr(self, name)}")

@@ -602,6 +602,12 @@ class ReplicaMetrics(msgspec.Struct, array_like=True, frozen=True):
     """By the names of `protocol.histograms.BOUNDS`."""
     stages: dict[str, HistogramData]
     """Seconds of a step by stage, `protocol.histograms.STAGES`."""
+    decode_step_s: float = 0.0
+    """What a step is believed to take in which the rows that decode now do nothing else; 0: not known yet."""
+    prefill_token_s: float = 0.0
+    """What a prompt token is believed to add to a step; 0: not known yet."""
+    prefill_budget: int = 0
+    """Prompt tokens that the next step would take."""
 
 
 class MetricsSnapshot(_Message, tag="metrics", frozen=True):

@@ -27,7 +27,7 @@ from scheduler.admission import InvalidRequest, check_prompt, check_request_id, 
 from scheduler.block_hash import root_hash
 from scheduler.commit import Outcome, commit
 from scheduler.connections import Connections
-from scheduler.planner import HoldPolicy, Planner
+from scheduler.planner import HoldPolicy, Planner, mean_position
 from scheduler.prefix_explanation import explain_prefix
 from scheduler.profiles import MOST_SECONDS, MOST_STEPS, Profiles
 from scheduler.queue import RequestQueue
@@ -36,6 +36,7 @@ from scheduler.reports import keep, kept, new_prompt_logprobs, problem_with
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
 from scheduler.snapshot import block_info, request_table, take_snapshot
+from scheduler.step_budget import StepBudget
 from scheduler.step_log import StepRecord
 from scheduler.tracing import MOST_RECORDINGS, Chunk, Recording, Tracing
 from scheduler.workers import Worker, describe, refusal
@@ -84,7 +85,8 @@ class Engine:
         ]
         self.queue = RequestQueue()
         self.router = Router(self.replicas, config.max_num_batched_tokens, config.watermark)
-        self.planner = Planner(config.max_num_batched_tokens, hold_policy)
+        budget = StepBudget(config.max_step_stretch, config.max_num_batched_tokens, config.block_size)
+        self.planner = Planner(budget, hold_policy)
         self.connections = Connections()
         self.requests: dict[str, Request] = {}
         """Every unfinished request."""
@@ -182,7 +184,10 @@ class Engine:
             replica.stats.admitted(request, self.now)
             self.tracing.admitted(request, self.now)
         step, chunks = replica.in_flight[-1], unpack(output.prefill_num_tokens)
-        num_prefill_tokens = int(chunks.sum()) if len(chunks) else 0
+        num_prefill_tokens, position = 0, 0.0
+        if len(chunks):
+            num_prefill_tokens = int(chunks.sum())
+            position = mean_position(replica.rows, unpack(output.prefill_rows), chunks)
         replica.step_log.planned(
             StepRecord(
                 epoch=output.epoch,
@@ -190,6 +195,7 @@ class Engine:
                 num_tokens=step.num_tokens,
                 num_running=step.num_tokens - num_prefill_tokens + len(chunks),
                 num_prefill_tokens=num_prefill_tokens,
+                prefill_position=position,
                 num_sampling=len(step.rows),
                 planned_at=began,
                 schedule_s=self.clock() - began,
@@ -294,6 +300,8 @@ class Engine:
         record.num_committed = num_committed
         record.result_s = self.clock() - began
         replica.stats.step_done(record)
+        num_decoding, seconds = record.num_tokens - record.num_prefill_tokens, record.forward_s + record.sample_s
+        replica.costs.observe(num_decoding, record.num_prefill_tokens, record.prefill_position, seconds)
         self.tracing.step_done(replica, worker.hello, record, result.kernel_calls, self.now)
 
     def _send_tokens(self, step: int, outcome: Outcome, logprobs: Logprobs | None) -> None:
@@ -723,7 +731,7 @@ class Engine:
 
     def metrics(self, now: float) -> m.MetricsSnapshot:
         """Everything that is counted."""
-        replicas = tuple(replica.stats.data(replica.index) for replica in self.replicas)
+        replicas = tuple(replica.stats.data(replica.index, self.planner.pace(replica)) for replica in self.replicas)
         return m.MetricsSnapshot(self.status(now), dict(self.finished), replicas)
 
     def check(self) -> None:

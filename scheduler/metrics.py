@@ -85,11 +85,12 @@ class ReplicaStats:
         for stage, seconds in record.stages.items():
             self.stages[stage].observe(seconds)
 
-    def data(self, replica: int) -> ReplicaMetrics:
-        """All that Status does not tell, for the wire."""
+    def data(self, replica: int, pace: tuple[float, float, int]) -> ReplicaMetrics:
+        """All that Status does not tell, for the wire. pace: see `Planner.pace`."""
         return ReplicaMetrics(
             replica,
             self.prompt_tokens,
             {name: histogram.data for name, histogram in self.histograms.items()},
             {stage: histogram.data for stage, histogram in self.stages.items()},
+            *pace,
         )

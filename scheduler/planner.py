@@ -23,6 +23,10 @@ from scheduler.queue import MAX_OVERTAKEN, RequestQueue
 from scheduler.replica import Replica, Step, publish_row, publish_rows
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
+from scheduler.step_budget import StepBudget, weigh
+
+LOOKED_AT = 64
+"""Requests of the queue among which interrupted ones are looked for: they keep their arrival, so they are in front."""
 
 
 class Plan(NamedTuple):
@@ -52,16 +56,21 @@ def rows_at_limit(rows: RowBatch) -> I64:
     return np.nonzero(rows.known >= rows.limit)[0]
 
 
+def mean_position(rows: RowBatch, prefill: NDArray[np.int32], chunks: NDArray[np.int32]) -> float:
+    """Where in their sequences the tokens are, on average, that the latest plan computes of these rows."""
+    return float(np.average(rows.planned[prefill] - (chunks + 1) / 2, weights=chunks))
+
+
 def may_admit(request: Request) -> bool:
     """A preempted request waits until its tokens in flight have arrived, or they would be sampled twice."""
     return request.in_flight == 0
 
 
 class Planner:
-    """Makes plans. `max_num_batched_tokens`: the token budget of a step."""
+    """Makes plans. `budget`: how many tokens a step may have."""
 
-    def __init__(self, max_num_batched_tokens: int, hold_policy: HoldPolicy | None = None):
-        self.budget = max_num_batched_tokens
+    def __init__(self, budget: StepBudget, hold_policy: HoldPolicy | None = None):
+        self.budget = budget
         self.hold_policy = hold_policy
         self._bindings = 0
 
@@ -73,13 +82,13 @@ class Planner:
         for row in rows_at_limit(rows).tolist():
             replica.release(row).move(RequestState.DRAINING)
         _drop_fronts(replica)
-        ran = self._count_tokens(rows)
+        ran, left = self._count_tokens(replica, queue, router)
         growth = _grow(replica, *_make_room(replica, queue, router, ran, ended, preempted))
         rows.planned += ran
         publish_rows(replica)
         admitted = []
         if len(queue) and not preempted:
-            admitted = list(self._admit(replica, queue, router, ran, ended))
+            admitted = list(self._admit(replica, queue, router, ran, left, ended))
         num_tokens = int(ran.sum())
         if not num_tokens:
             return Plan(None, ended, preempted)
@@ -87,22 +96,54 @@ class Planner:
 
     # ------------------------------------------------------------------------------------------------ running rows
 
-    def _count_tokens(self, rows: RowBatch) -> I64:
-        """int64 [num_rows]: tokens each row would run: decode first, prefill under what is left, 0 if it is held."""
+    def _count_tokens(self, replica: Replica, queue: RequestQueue, router: Router) -> tuple[I64, int]:
+        """int64 [num_rows]: tokens each row would run: decode first, prefill under what is left, 0 if it is held. And
+        how many are left for admissions."""
+        rows = replica.rows
         remaining = rows.known - rows.planned  # 0 only where nobody is
         if self.hold_policy is not None:
             active = np.nonzero(rows.active)[0]
             remaining[active[self.hold_policy(rows, active)]] = 0
-        if remaining.max() <= 1:
-            return remaining
+        if remaining.max() <= 1 and not len(queue):
+            return remaining, 0
         prefill = np.nonzero(remaining > 1)[0].tolist()
+        prefill.sort(key=lambda row: _order(rows, row))
         wanted = remaining[prefill].tolist()
         remaining[prefill] = 0
-        left = self.budget - int(remaining.sum())
-        for row, most in sorted(zip(prefill, wanted, strict=True), key=lambda each: _order(rows, each[0])):
+        left = self._prefill_budget(replica, queue, router, int(remaining.sum()), prefill)
+        for row, most in zip(prefill, wanted, strict=True):
             remaining[row] = min(most, left)
             left -= int(remaining[row])
-        return remaining
+        return remaining, left
+
+    def _prefill_budget(
+        self, replica: Replica, queue: RequestQueue, router: Router, decoding: int, prefill: list[int]
+    ) -> int:
+        """Tokens that all rows which do not decode may run, admissions included. prefill: the rows there are, in their
+        order."""
+        rows, joining = replica.rows, len(queue) if replica.rows.has_free_row else 0
+        if not prefill and not joining:
+            return 0
+        waiting, position = 0.0, 0.0
+        if prefill:
+            resumed = int(np.count_nonzero(rows.committed[prefill] > rows.prompt_len[prefill]))
+            waiting, position = weigh(len(prefill), resumed), float(rows.planned[prefill[0]])
+        if joining:
+            resumed = sum(request.num_output > 0 for request in queue.first(LOOKED_AT))
+            waiting += weigh(joining, resumed) / router.num_ready
+        return self.budget.prefill_tokens(replica.costs, decoding, waiting, position)
+
+    def pace(self, replica: Replica) -> tuple[float, float, int]:
+        """For those who look: seconds of a step in which the rows that decode now do nothing else, seconds that a token
+        of a new prompt adds (0: not known yet), and how many of those the next step would take."""
+        rows, costs = replica.rows, replica.costs
+        decoding = int(np.count_nonzero(rows.known - rows.planned == 1))
+        chunk = costs.chunk_s(0.0)
+        return (
+            costs.decode_s(decoding) or 0.0,
+            0.0 if chunk is None else chunk[1],
+            self.budget.prefill_tokens(costs, decoding, waiting=1),
+        )
 
     # -------------------------------------------------------------------------------------------------- admissions
 
@@ -112,10 +153,11 @@ class Planner:
         queue: RequestQueue,
         router: Router,
         ran: I64,
+        left: int,
         ended: list[tuple[Request, FinishReason]],
     ) -> Iterator[NewRequestData]:
-        """Admit from the queue while budget, rows and blocks last; `ran` is told what the admitted run."""
-        rows, left = replica.rows, self.budget - int(ran.sum())
+        """Admit from the queue while tokens are left, and rows and blocks last; `ran` is told what the admitted run."""
+        rows = replica.rows
         blocked: list[Request] = []
         for request in queue:
             if left <= 0 or not rows.has_free_row:

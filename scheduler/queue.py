@@ -24,6 +24,10 @@ class RequestQueue:
         """In order, over a snapshot: entries may be removed meanwhile."""
         return iter([request for _, request in self._entries])
 
+    def first(self, count: int) -> list[Request]:
+        """The first `count` of them, in order."""
+        return [request for _, request in self._entries[:count]]
+
     def push(self, request: Request) -> None:
         """Insert at its place. Arrivals are unique, so requests themselves are never compared."""
         insort(self._entries, (request.order, request), key=lambda entry: entry[0])

@@ -16,6 +16,7 @@ from scheduler.cache_manager import KVCacheManager
 from scheduler.eviction_memory import EvictionMemory
 from scheduler.metrics import ReplicaStats
 from scheduler.request import Request
+from scheduler.step_budget import StepCosts
 from scheduler.step_log import StepLog
 
 FLIGHT_RECORDER_PLANS = 1000
@@ -59,6 +60,7 @@ class Replica:
         self.ready = False
         self.stats = ReplicaStats()
         self.step_log = StepLog()
+        self.costs = StepCosts()
         self.evicted = EvictionMemory()
         """Survives epochs, as the counters do."""
         self.num_blocks = 0

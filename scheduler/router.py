@@ -20,6 +20,11 @@ class Router:
         self.budget = budget
         self.watermark = watermark
 
+    @property
+    def num_ready(self) -> int:
+        """Replicas that a worker serves."""
+        return sum(replica.ready for replica in self.replicas)
+
     def chunk(self, replica: Replica, request: Request, hit: PrefixHit, budget: int) -> int:
         """Tokens (at most `budget`) that `replica` would run of `request` if it admitted it now; 0: it has no room.
 

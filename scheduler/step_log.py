@@ -34,6 +34,8 @@ class StepRecord:
     """Rows that run in it."""
     num_prefill_tokens: int
     """Tokens of the rows that run more than one."""
+    prefill_position: float
+    """Where in their sequences those are, on average."""
     num_sampling: int
     """Rows that sample a token in it."""
     planned_at: float

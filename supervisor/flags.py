@@ -122,6 +122,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"tokens computed in one step (default: {default.max_num_batched_tokens})",
     )
     batch.add_argument(
+        "--max-step-stretch",
+        type=float,
+        metavar="X",
+        help="while requests decode, prompts are computed in pieces such that a step takes at most X times what "
+        f"decoding alone takes; 0: no such bound (default: {default.max_step_stretch})",
+    )
+    batch.add_argument(
         "--seed", type=int, metavar="N", help=f"for requests that bring no seed (default: {default.seed})"
     )
 

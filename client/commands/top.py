@@ -129,7 +129,13 @@ class _Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= _NARROW
-        parts: list[RenderableType] = [self._head(), self._replicas(wide), self._latencies(), self._stages()]
+        parts: list[RenderableType] = [
+            self._head(),
+            self._replicas(wide),
+            self._latencies(),
+            self._stages(),
+            self._pace(),
+        ]
         parts.append(self._workers(wide))
         if self._note:
             parts.append(Text(self._note, style="red"))
@@ -190,6 +196,15 @@ class _Screen:
             median = quantile(STAGE_S, self._counts(stage, of_stages=True), 0.5)
             text.append(f" {stage} ", "dim")
             text.append("–" if median is None else _ms(median))
+        return text
+
+    def _pace(self) -> Text:
+        text = Text("prompt tokens beside decoding: ")
+        for metrics in self._now.snapshot.replicas:
+            text.append(f" replica {metrics.replica} ", "dim")
+            text.append(f"{metrics.prefill_budget} a step, ")
+            known = metrics.prefill_token_s
+            text.append(f"{_ms(known)} ms each " if known else "– ms each ")
         return text
 
     def _workers(self, wide: bool) -> Table:

@@ -41,6 +41,8 @@ def test_an_unknown_setting_is_named_with_its_source(tmp_path: Path) -> None:
         ({"max_waiting": 0}, "max_waiting must be at least 1"),
         ({"max_model_len": -1}, "max_model_len must be at least 0"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1"),
+        ({"max_step_stretch": 0.9}, "max_step_stretch must be above 1, or 0 for none"),
+        ({"max_step_stretch": float("nan")}, "max_step_stretch must be above 1, or 0 for none"),
         ({"max_num_batched_tokens": 63}, r"max_num_batched_tokens \(63\) must be at least max_num_seqs \(64\)"),
         ({"watermark": 1.0}, r"watermark must be in \[0, 1\), got 1.0"),
         ({"watermark": -0.1}, "watermark"),

@@ -284,9 +284,10 @@ class Cluster:
             process.refusing = True
             refusal = m.PlanRefused(plan.epoch, plan.step, "digest", mismatch.expected, mismatch.actual)
             return self._from_worker(process, refusal)
-        result = m.ModelRunnerOutput(plan.epoch, plan.step, pack(tokens), plan.digest, pack([0, 0, 0, 0, 0]))
         process.busy = True
         duration = self.random.expovariate(1 / self.scenario.step_s)
+        timings = pack([0, 0, int(duration * 1e6), 0, 0])
+        result = m.ModelRunnerOutput(plan.epoch, plan.step, pack(tokens), plan.digest, timings)
         if fault is not None and fault.style == "while_running":
             self.at(duration / 2, self._die, process, fault)
         self.at(duration, self._step_done, process, result, fault)

@@ -32,15 +32,17 @@ def test_no_flags_are_the_defaults() -> None:
 def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
     line = (
         "--model m --workers 3 --device cpu --attention-backend torch --dtype bfloat16 --block-size 32 --kv-memory 1G "
-        "--max-model-len 100 --max-num-seqs 8 --max-num-batched-tokens 64 --no-enable-prefix-caching --seed 5 "
-        "--load-format dummy --quantization int8 --log-level debug --threads-per-worker 2 --enforce-eager "
+        "--max-model-len 100 --max-num-seqs 8 --max-num-batched-tokens 64 --max-step-stretch 3 "
+        "--no-enable-prefix-caching --seed 5 --load-format dummy --quantization int8 --log-level debug "
+        "--threads-per-worker 2 --enforce-eager "
         "--transport tcp --ready-file r --host 0.0.0.0 --port 80 --api-key k --no-gateway"
     )
     options = parse(line.split())
     assert options.ready_file == Path("r")
     assert options.config == EngineConfig(
         model="m", workers=3, device="cpu", attention_backend="torch", dtype="bfloat16", block_size=32, kv_memory="1G",
-        max_model_len=100, max_num_seqs=8, max_num_batched_tokens=64, enable_prefix_caching=False, seed=5,
+        max_model_len=100, max_num_seqs=8, max_num_batched_tokens=64, max_step_stretch=3.0,
+        enable_prefix_caching=False, seed=5,
         load_format="dummy", quantization="int8", log_level="debug", threads_per_worker=2, enforce_eager=True,
         transport="tcp", host="0.0.0.0", port=80, api_key="k", gateway=False,
     )  # fmt: skip
