@@ -15,14 +15,15 @@ from bench.trace_workload import TraceWorkload, choose_rows, cut_for_quick
 from bench.workload import RandomWorkload, Workload
 
 CONCURRENCY = 16
+QUICK_STREAMS = 4
 
 DEFAULTS: dict[str, Workload] = {load.kind: load for load in (RandomWorkload(), MultiTurn(), LongArrivals())}
 """Each kind without flags."""
 
 QUICK: dict[str, Workload] = {
-    "random": RandomWorkload(num_prompts=16, input_len=64, output_len=16),
+    "random": RandomWorkload(num_prompts=12, input_len=64, output_len=12),
     "multi-turn": MultiTurn(num_prompts=4, input_len=64, output_len=8, turns=3, turn_len=16),
-    "long-arrivals": LongArrivals(num_prompts=2, input_len=16, output_len=512, long_input_len=512, long_output_len=4),
+    "long-arrivals": LongArrivals(num_prompts=2, input_len=16, output_len=512, long_input_len=256, long_output_len=4),
 }
 """The same with --quick."""
 
@@ -53,7 +54,7 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
         "while --concurrency streams decode beside them (%(default)s)")  # fmt: skip
     add("--concurrency", type=int, metavar="N",
         help=f"clients, each with one request or conversation at a time ({CONCURRENCY}); with arrival times, the most "
-        "in flight (no limit)")  # fmt: skip
+        f"in flight (no limit); of long-arrivals, streams ({CONCURRENCY}; quick: {QUICK_STREAMS})")  # fmt: skip
     add(
         "--request-rate",
         type=float,
@@ -101,7 +102,7 @@ def load_of(args: argparse.Namespace, workload: Workload) -> Load:
     if isinstance(workload, LongArrivals | TraceWorkload) and args.request_rate is not None:
         raise ValueError(f"--request-rate has no meaning for --workload {workload.kind}")
     if isinstance(workload, LongArrivals):
-        return BesideStreams(workload, args.concurrency or CONCURRENCY)
+        return BesideStreams(workload, args.concurrency or (QUICK_STREAMS if args.quick else CONCURRENCY))
     if isinstance(workload, TraceWorkload):
         return OpenLoop(workload, None, args.concurrency)
     if args.request_rate is None:

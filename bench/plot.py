@@ -65,6 +65,7 @@ def write_plot(result: Result, path: Path) -> None:
         ax.set_title(title, fontsize=10)
         ax.set_xticks(range(len(metrics)), list(metrics))
         ax.spines[["top", "right"]].set_visible(False)
+        ax.set_ylim(bottom=0)
         if len(metrics) == 1:
             ax.set_xlim(-0.6, 0.6)
     axes[-1].legend(frameon=False, fontsize=9)

@@ -12,7 +12,7 @@ import numpy as np
 from bench.trace import TraceRow
 from bench.workload import Request, Workload
 
-QUICK_ROWS, QUICK_INPUT_LEN, QUICK_OUTPUT_LEN, QUICK_SPAN_S = 16, 64, 16, 4.0
+QUICK_ROWS, QUICK_INPUT_LEN, QUICK_OUTPUT_LEN, QUICK_SPAN_S = 12, 64, 12, 4.0
 
 
 @dataclass(frozen=True)

@@ -163,9 +163,9 @@ def test_rows_too_long_are_left_out_and_counted():
 
 def test_a_quick_look_is_short_in_every_way():
     rows = cut_for_quick([TraceRow(60.0 * i, 10_000, 500) for i in range(40)])
-    assert len(rows) == 16
+    assert len(rows) == 12
     assert max(row.arrival_s for row in rows) <= 4.0
-    assert {(row.input_len, row.output_len) for row in rows} == {(64, 16)}
+    assert {(row.input_len, row.output_len) for row in rows} == {(64, 12)}
 
 
 def test_the_result_says_what_the_rows_are_like():
