@@ -19,8 +19,10 @@ import math
 
 import numpy as np
 
+from kernels.cpu.few_rows import attend_few, is_few
 from kernels.cpu.jit import kernel, part
 from kernels.cpu.matmul import multiply
+from kernels.cpu.softmax import MINUS_INF, ONE, TILE, ZERO, softmax_tile
 from kernels.cpu.tiles import (
     gather_keys_transposed,
     gather_values,
@@ -31,30 +33,16 @@ from kernels.cpu.tiles import (
 )
 from kernels.cpu.vectors import (
     LANES,
-    add,
-    exp2,
     fetch_add,
-    first,
-    keep_lanes,
     load_f32,
-    max_lanes,
-    maximum,
-    mul,
-    read_float,
     read_i32,
     splat,
     store_f32,
-    sub,
     sum_lanes,
-    tanh_half,
     write_float,
 )
 
-TILE = 64  # keys
 ROWS = 96  # at most, unless one token has more query heads to a KV head
-MINUS_INF = np.float32(-np.inf)
-ZERO = np.float32(0.0)
-ONE = np.float32(1.0)
 
 
 def rows_of(group: int) -> int:
@@ -63,44 +51,9 @@ def rows_of(group: int) -> int:
 
 
 def scratch_bytes(group: int, head_dim: int) -> int:
-    """Scratch memory of one thread: q, scores, result, K^T, V, a zero row, three numbers a row, two addresses a key."""
+    """Scratch memory of one thread: q, scores, result, K^T, V, a zero row, 18 numbers a row, two addresses a key."""
     rows = rows_of(group)
-    return 4 * (2 * rows * head_dim + rows * TILE + 2 * TILE * head_dim + head_dim + 3 * rows) + 16 * TILE
-
-
-@part
-def softmax_row(scores, begin, end, low, high, peak, total, decay, score_cap):
-    """Scores of one row of a tile → weights; updates the row's running peak and total, and says its decay.
-
-    Lanes of [begin, end), multiples of 16, are there; the row sees those of [low, high), and the others become 0.
-    """
-    if low >= high:
-        nothing = splat(ZERO)
-        for n in range(begin, end, LANES):
-            store_f32(scores + 4 * n, nothing)
-        write_float(decay, ONE)
-        return
-    if score_cap > ZERO:
-        cap = splat(score_cap)
-        for n in range(begin, end, LANES):
-            store_f32(scores + 4 * n, mul(cap, tanh_half(load_f32(scores + 4 * n))))
-    tops = splat(MINUS_INF)
-    for n in range(begin, end, LANES):
-        visible = keep_lanes(load_f32(scores + 4 * n), low - n, high - n, MINUS_INF)
-        store_f32(scores + 4 * n, visible)
-        tops = maximum(tops, visible)
-    old_peak = read_float(peak)
-    new_peak = max(old_peak, max_lanes(tops))
-    level = splat(new_peak)
-    sums = splat(ZERO)
-    for n in range(begin, end, LANES):
-        weights = exp2(sub(load_f32(scores + 4 * n), level))
-        store_f32(scores + 4 * n, weights)
-        sums = add(sums, weights)
-    factor = first(exp2(splat(np.float32(old_peak - new_peak))))
-    write_float(decay, factor)
-    write_float(peak, new_peak)
-    write_float(total, np.float32(read_float(total) * factor + sum_lanes(sums)))
+    return 4 * (2 * rows * head_dim + rows * TILE + 2 * TILE * head_dim + head_dim + 18 * rows) + 16 * TILE
 
 
 @part
@@ -120,9 +73,9 @@ def attend_item(
     values = keys + TILE * row_bytes
     zero_row = values + TILE * row_bytes
     peaks = zero_row + row_bytes
-    totals = peaks + 4 * rows_capacity
-    decays = totals + 4 * rows_capacity
-    k_rows = decays + 4 * rows_capacity
+    decays = peaks + 4 * rows_capacity
+    totals = decays + 4 * rows_capacity
+    k_rows = totals + 64 * rows_capacity
     v_rows = k_rows + 8 * TILE
 
     nothing = splat(ZERO)
@@ -135,7 +88,7 @@ def attend_item(
             for d in range(0, head_dim, LANES):
                 store_f32(result + row * row_bytes + 4 * d, nothing)
             write_float(peaks + 4 * row, MINUS_INF)
-            write_float(totals + 4 * row, ZERO)
+            store_f32(totals + 64 * row, nothing)
 
     valid = True
     first_key = max(0, first_position - window + 1) if window > 0 else 0
@@ -159,16 +112,10 @@ def attend_item(
             num_rows, lane_end - lane_begin, queries, row_bytes, keys + 4 * lane_begin, tile_bytes,
             scores + 4 * lane_begin, tile_bytes, head_dim, 0,
         )  # fmt: skip
-        for i in range(num_queries):
-            position = first_position + i - tile_start
-            low = max(begin, position - window + 1) if window > 0 else begin
-            high = min(end, position + 1)
-            for g in range(group):
-                row = i * group + g
-                softmax_row(
-                    scores + row * tile_bytes, lane_begin, lane_end, low, high,
-                    peaks + 4 * row, totals + 4 * row, decays + 4 * row, score_cap,
-                )  # fmt: skip
+        softmax_tile(
+            scores, lane_begin, lane_end, begin, end, first_position - tile_start, num_queries, group, window,
+            peaks, decays, totals, score_cap,
+        )  # fmt: skip
         multiply(
             num_rows, head_dim, scores + 4 * begin, tile_bytes, values + begin * row_bytes, row_bytes,
             result, row_bytes, end - begin, decays,
@@ -177,22 +124,55 @@ def attend_item(
     for i in range(num_queries):
         for g in range(group):
             row = i * group + g
-            total = read_float(totals + 4 * row)
+            total = sum_lanes(load_f32(totals + 64 * row))
             factor = ZERO if total == ZERO else np.float32(ONE / total)
             row_from_float(result + row * row_bytes, out + i * out_token + g * out_head, head_dim, kind, factor)
     return valid
 
 
+@part
+def next_with_items(seq, query_starts, seq_lens, num_seqs, num_tokens, max_len):
+    """The first sequence from `seq` on that has tokens in this step, or num_seqs: (it, first token, one past the last,
+    its length, the last one passed over because its numbers cannot be right, or -1)."""
+    bad_seq = -1
+    while seq < num_seqs:
+        start = int(read_i32(query_starts + 4 * seq))
+        stop = int(read_i32(query_starts + 4 * (seq + 1)))
+        seq_len = int(read_i32(seq_lens + 4 * seq))
+        if start < 0 or stop > num_tokens or seq_len > max_len:
+            bad_seq = seq
+        elif start < stop:
+            return seq, start, stop, seq_len, bad_seq
+        seq += 1
+    return seq, 0, 0, 0, bad_seq
+
+
+@part
+def next_item(
+    seq, token, head, stop, seq_len, num_kv_heads, queries_per_item, query_starts, seq_lens, num_seqs, num_tokens,
+    max_len,
+):  # fmt: skip
+    """The work item after (seq, token, head), in the form (seq, token, head, stop, seq_len, bad_seq)."""
+    head += 1
+    if head < num_kv_heads:
+        return seq, token, head, stop, seq_len, -1
+    token += queries_per_item
+    if token < stop:
+        return seq, token, 0, stop, seq_len, -1
+    seq, token, stop, seq_len, bad_seq = next_with_items(seq + 1, query_starts, seq_lens, num_seqs, num_tokens, max_len)
+    return seq, token, 0, stop, seq_len, bad_seq
+
+
 @kernel
 def attend(
-    counter, scratch, q, q_token, q_head, out, out_token, out_head, k_cache, v_cache, num_blocks, num_kv_heads,
-    block_size, head_dim, kind, item_bytes, group, rows_capacity, num_tokens, query_starts,
+    counter, threads, scratch, q, q_token, q_head, out, out_token, out_head, k_cache, v_cache, num_blocks,
+    num_kv_heads, block_size, head_dim, kind, item_bytes, group, rows_capacity, num_tokens, query_starts,
     seq_lens, table, table_stride, table_blocks, num_seqs, scale, window, soft_cap,
 ):  # fmt: skip
     """Attend for the work items that this thread claims from `counter` (address of an int64 0; without one, 0: all).
 
     All arguments are int64 (addresses, counts, strides in bytes) but scale and soft_cap, float64. A window or
-    a soft cap of 0 means none.
+    a soft cap of 0 means none. threads: how many claim, hence which item this one will probably claim next.
     Returns -1, or a sequence whose block table names a block that the cache lacks, or whose tokens exceed the table or
     the step; nothing outside of them is touched.
     """
@@ -203,28 +183,49 @@ def attend(
     queries_per_item = rows_capacity // group
     head_bytes = block_size * head_dim * item_bytes
     block_bytes = num_kv_heads * head_bytes
-    bad_seq = -1
+    max_len = table_blocks * block_size
+    seq, token, stop, seq_len, bad_seq = next_with_items(0, query_starts, seq_lens, num_seqs, num_tokens, max_len)
+    head = 0
     item = 0
+    next_seq, next_token, next_head, next_stop, next_len = seq, token, head, stop, seq_len
+    following = 0  # the number of that item
     claimed = fetch_add(counter, 1) if counter != 0 else 0
-    for seq in range(num_seqs):
-        start = int(read_i32(query_starts + 4 * seq))
-        stop = int(read_i32(query_starts + 4 * (seq + 1)))
-        seq_len = int(read_i32(seq_lens + 4 * seq))
-        if start < 0 or stop > num_tokens or seq_len > table_blocks * block_size:
-            bad_seq = seq
-            continue
-        for token in range(start, stop, queries_per_item):
-            for head in range(num_kv_heads):
-                if item == claimed:
-                    valid = attend_item(
-                        scratch, q + token * q_token + head * group * q_head, q_token, q_head,
-                        out + token * out_token + head * group * out_head, out_token, out_head, k_cache, v_cache,
-                        table + seq * table_stride, seq_len - (stop - token), min(queries_per_item, stop - token),
-                        group, head_dim, kind, item_bytes, num_blocks, block_size, block_bytes, head * head_bytes,
-                        rows_capacity, q_factor, window, score_cap,
-                    )  # fmt: skip
-                    if not valid:
-                        bad_seq = seq
-                    claimed = fetch_add(counter, 1) if counter != 0 else claimed + 1
-                item += 1
-    return bad_seq
+    while True:
+        while item < claimed and seq < num_seqs:
+            seq, token, head, stop, seq_len, bad = next_item(
+                seq, token, head, stop, seq_len, num_kv_heads, queries_per_item, query_starts, seq_lens, num_seqs,
+                num_tokens, max_len,
+            )  # fmt: skip
+            bad_seq = max(bad_seq, bad)
+            item += 1
+        if seq >= num_seqs:
+            return bad_seq
+        first_position = seq_len - (stop - token)
+        num_queries = min(queries_per_item, stop - token)
+        q_at = q + token * q_token + head * group * q_head
+        out_at = out + token * out_token + head * group * out_head
+        table_row = table + seq * table_stride
+        if is_few(num_queries * group, head_dim, kind, block_size):
+            while following < item + threads and next_seq < num_seqs:
+                next_seq, next_token, next_head, next_stop, next_len, _ = next_item(
+                    next_seq, next_token, next_head, next_stop, next_len, num_kv_heads, queries_per_item,
+                    query_starts, seq_lens, num_seqs, num_tokens, max_len,
+                )  # fmt: skip
+                following += 1
+            next_end = max(next_len - next_stop + min(next_token + queries_per_item, next_stop), 0)
+            next_begin = max(0, next_end - window) if window > 0 else 0
+            valid = attend_few(
+                scratch, q_at, q_head, out_at, out_head, q_token, out_token, k_cache, v_cache, table_row,
+                first_position, num_queries, group, head_dim, num_blocks, block_size, block_bytes, head * head_bytes,
+                q_factor, window, score_cap,
+                table + next_seq * table_stride, next_begin, next_end, next_head * head_bytes,
+            )  # fmt: skip
+        else:
+            valid = attend_item(
+                scratch, q_at, q_token, q_head, out_at, out_token, out_head, k_cache, v_cache, table_row,
+                first_position, num_queries, group, head_dim, kind, item_bytes, num_blocks, block_size, block_bytes,
+                head * head_bytes, rows_capacity, q_factor, window, score_cap,
+            )  # fmt: skip
+        if not valid:
+            bad_seq = max(bad_seq, seq)
+        claimed = fetch_add(counter, 1) if counter != 0 else claimed + 1

@@ -112,7 +112,7 @@ class CpuBackend:
         )  # fmt: skip
         threads = self._threads_for(metadata, window)
         if threads == 1:
-            bad_seq = attend(0, scratch[0].data_ptr(), *args)
+            bad_seq = attend(0, 1, scratch[0].data_ptr(), *args)
         else:
             bad_seq = self._attend_together(threads, args)
         if bad_seq >= 0:
@@ -192,8 +192,11 @@ class CpuBackend:
             self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="attention")
         self._counter.zero_()
         counter = self._counter.data_ptr()
-        others = [self._pool.submit(attend, counter, scratch.data_ptr(), *args) for scratch in self._scratch[1:threads]]
-        mine = attend(counter, self._scratch[0].data_ptr(), *args)
+        others = [
+            self._pool.submit(attend, counter, threads, scratch.data_ptr(), *args)
+            for scratch in self._scratch[1:threads]
+        ]
+        mine = attend(counter, threads, self._scratch[0].data_ptr(), *args)
         return max(mine, *(other.result() for other in others))
 
 

@@ -82,19 +82,31 @@ def _load_f16(builder: Any, address: Any) -> Any:
     return builder.fpext(builder.load(_pointer(builder, address, _f16x16), align=2), _f32x16)
 
 
-def _store_bf16(builder: Any, address: Any, vector: Any) -> None:
-    """Round to nearest, ties to even, as PyTorch does; NaN becomes the quiet NaN 0x7fc0."""
+def _round_bf16(builder: Any, vector: Any) -> Any:
+    """int32 whose upper halves are the bfloat16: nearest, ties to even, as in PyTorch; NaN becomes the quiet 0x7fc0."""
     bits = builder.bitcast(vector, _i32x16)
     odd = builder.and_(builder.lshr(bits, _splat(16, _i32)), _splat(1, _i32))
     rounded = builder.add(builder.add(bits, odd), _splat(0x7FFF, _i32))
-    upper = builder.lshr(rounded, _splat(16, _i32))
     is_nan = builder.fcmp_unordered("uno", vector, vector)
-    half = builder.trunc(builder.select(is_nan, _splat(0x7FC0, _i32), upper), _i16x16)
+    return builder.select(is_nan, _splat(0x7FC00000, _i32), rounded)
+
+
+def _store_bf16(builder: Any, address: Any, vector: Any) -> None:
+    half = builder.trunc(builder.lshr(_round_bf16(builder, vector), _splat(16, _i32)), _i16x16)
     builder.store(half, _pointer(builder, address, _i16x16), align=2)
 
 
 def _store_f16(builder: Any, address: Any, vector: Any) -> None:
     builder.store(builder.fptrunc(vector, _f16x16), _pointer(builder, address, _f16x16), align=2)
+
+
+def _prefetch(builder: Any, address: Any, *, near: bool) -> None:
+    """Ask for a cache line; near: in the first-level cache, else in the second-level one. Never faults."""
+    byte = ir.IntType(8).as_pointer()
+    function_type = ir.FunctionType(ir.VoidType(), [byte, _i32, _i32, _i32])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
+    read, locality, data = (ir.Constant(_i32, value) for value in (0, 3 if near else 2, 1))
+    builder.call(function, [builder.inttoptr(address, byte), read, locality, data])
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -120,10 +132,11 @@ _MAGIC = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, which then st
 
 
 def _exp2(builder: Any, x: Any) -> Any:
-    """2^x for x <= 126; 0 below -126 (so also for -inf); NaN stays NaN."""
-    low = _splat(-126.0)
-    tiny = builder.fcmp_ordered("<", x, low)
-    clamped = builder.select(tiny, low, x)
+    """2^x for x <= 126; 0 from -127 down (so also for -inf), above it to -126 less than 1.2e-38; NaN stays NaN.
+
+    At -127, to which all below is raised, the exponent cancels the bits of 1.0 to those of 0.0.
+    """
+    clamped = _maximum(builder, _splat(-127.0), x)
     shifted = builder.fadd(clamped, _splat(_MAGIC))
     fraction = builder.fsub(clamped, builder.fsub(shifted, _splat(_MAGIC)))
     polynomial = _splat(_EXP2[-1])
@@ -131,8 +144,7 @@ def _exp2(builder: Any, x: Any) -> Any:
         polynomial = _fma(builder, polynomial, fraction, _splat(coefficient))
     polynomial = _fma(builder, polynomial, fraction, _splat(1.0))
     exponent = builder.shl(builder.bitcast(shifted, _i32x16), _splat(23, _i32))
-    power = builder.bitcast(builder.add(builder.bitcast(polynomial, _i32x16), exponent), _f32x16)
-    return builder.select(tiny, _splat(0.0), power)
+    return builder.bitcast(builder.add(builder.bitcast(polynomial, _i32x16), exponent), _f32x16)
 
 
 # -- words for kernels: memory ---------------------------------------------------------------------------------------
@@ -280,11 +292,7 @@ def prefetch(typingctx, address):
     """Ask for the cache line at address to be brought into the second-level cache. Never faults."""
 
     def codegen(context, builder, signature, args):
-        byte = ir.IntType(8).as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [byte, _i32, _i32, _i32])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
-        read, second_level, data = (ir.Constant(_i32, value) for value in (0, 2, 1))
-        builder.call(function, [builder.inttoptr(args[0], byte), read, second_level, data])
+        _prefetch(builder, args[0], near=False)
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -370,7 +378,7 @@ def absolute(typingctx, a):
 
 @intrinsic
 def exp2(typingctx, x):
-    """2^x for x <= 126, to 1e-7 relative; 0 below -126; NaN stays NaN."""
+    """2^x for x <= 126, to 1e-7 relative from -126 on; 0 from -127 down; NaN stays NaN."""
     return float32x16(float32x16), lambda context, builder, sig, args: _exp2(builder, args[0])
 
 
@@ -423,21 +431,71 @@ sum_lanes = _reduction(lambda builder, a, b: builder.fadd(a, b))  # always the s
 max_lanes = _reduction(_maximum)
 
 
+@intrinsic
+def max_of_rows(typingctx, address, stride, vectors):
+    """Lane r: the greatest of the 16 * vectors float32 at address + r * stride. `vectors` is a constant."""
+    if not isinstance(vectors, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, args):
+        address, stride, _ = args
+
+        def row(r: int) -> Any:
+            start = builder.add(address, builder.mul(stride, ir.Constant(stride.type, r)))
+            top = _load_f32(builder, start)
+            for v in range(1, vectors.literal_value):
+                top = _maximum(builder, top, _load_f32(builder, _offset(builder, start, 64 * v)))
+            return top
+
+        def tops(first_row: int, size: int) -> Any:
+            """Of rows first_row, first_row + size, ...: lane by lane, those whose bits below `size` are its row's."""
+            if size == LANES:
+                return row(first_row)
+            a, b = tops(first_row, 2 * size), tops(first_row + size, 2 * size)
+            own = [lane + (LANES if lane & size else 0) for lane in range(LANES)]
+            other = [lane ^ size for lane in own]
+            shuffled = (builder.shuffle_vector(a, b, ir.Constant(_i32x16, order)) for order in (own, other))
+            return _maximum(builder, *shuffled)
+
+        return tops(0, 1)
+
+    return float32x16(types.int64, types.int64, vectors), codegen
+
+
 # -- words for kernels: tiles ----------------------------------------------------------------------------------------
 
 
+def _shuffle(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
+    """Lanes in this order; those of b are numbered from 16 on."""
+    return builder.shuffle_vector(a, b, ir.Constant(_i32x16, order))
+
+
+# Of two vectors: their even or odd quarters; elements (or pairs of them) of each quarter's lower or upper half in turn.
+_EVEN_QUARTERS = [quarter + i for quarter in (0, 8, 16, 24) for i in range(4)]
+_ODD_QUARTERS = [lane + 4 for lane in _EVEN_QUARTERS]
+_LOWER = [quarter + side + i for quarter in (0, 4, 8, 12) for i in (0, 1) for side in (0, LANES)]
+_UPPER = [lane + 2 for lane in _LOWER]
+_LOWER_PAIRS = [quarter + side + i for quarter in (0, 4, 8, 12) for side in (0, LANES) for i in (0, 1)]
+_UPPER_PAIRS = [lane + 2 for lane in _LOWER_PAIRS]
+
+
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
-    """16 x 16: in four rounds, swap ever the off-diagonal blocks of 8, 4, 2, 1."""
-    for size in (8, 4, 2, 1):
-        for i in range(LANES):
-            if i & size:
-                continue
-            a, b = rows[i], rows[i + size]
-            upper = [lane if not lane & size else LANES + lane - size for lane in range(LANES)]
-            lower = [LANES + lane if lane & size else lane + size for lane in range(LANES)]
-            rows[i] = builder.shuffle_vector(a, b, ir.Constant(_i32x16, upper))
-            rows[i + size] = builder.shuffle_vector(a, b, ir.Constant(_i32x16, lower))
-    return rows
+    """16 x 16, in four rounds of shuffles that x86 has as single instructions: 4 x 4 in each quarter, then quarters."""
+    pairs = []
+    for i in range(0, LANES, 2):
+        pairs += [_shuffle(builder, rows[i], rows[i + 1], order) for order in (_LOWER, _UPPER)]
+    fours = []  # [4 g + c]: of rows 4 g .. 4 g + 3 the columns c, 4 + c, 8 + c, 12 + c, a quarter each
+    for i in range(0, LANES, 4):
+        for half in (i, i + 1):
+            fours += [_shuffle(builder, pairs[half], pairs[half + 2], order) for order in (_LOWER_PAIRS, _UPPER_PAIRS)]
+    columns = [None] * LANES
+    for c in range(4):
+        for odd, quarters in enumerate((_EVEN_QUARTERS, _ODD_QUARTERS)):
+            upper = _shuffle(builder, fours[c], fours[4 + c], quarters)
+            lower = _shuffle(builder, fours[8 + c], fours[12 + c], quarters)
+            columns[4 * odd + c] = _shuffle(builder, upper, lower, _EVEN_QUARTERS)
+            columns[4 * odd + 8 + c] = _shuffle(builder, upper, lower, _ODD_QUARTERS)
+    return columns
 
 
 def _row_addresses(builder: Any, table: Any, byte_offset: Any) -> list[Any]:

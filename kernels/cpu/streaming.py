@@ -1,0 +1,225 @@
+"""A few rows against sixteen or more keys of a bfloat16 cache, of which no float32 copy is made. Knows no softmax.
+
+With few rows, writing a widened K or V to scratch memory and reading it back costs more than the products. So K is
+transposed in registers, where each column is multiplied at once, and V is widened on its way into the sums. Two
+bfloat16 lie in 32 bits, of which the upper half alone is the float32 of the odd column, and the lower half, shifted up,
+that of the even one; hence sums over V have their even and odd columns apart until they are stored.
+
+The order of sums is that of `vectors.multiply_block`, so results are the same to the bit.
+
+Each line read is matched by a prefetch of the same line of the rows at `ahead`, which are wanted next: spread out, they
+don't fill up the few buffers that a core has for lines on their way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import types
+
+from kernels.cpu import vectors as emit
+from kernels.cpu.jit import part
+from kernels.cpu.vectors import float32x16, intrinsic
+
+KEYS = 16  # that score_keys takes at once
+COLUMNS = 32  # of bfloat16, 64 bytes, a line
+MAX_ROWS = 6 if llvm.get_host_cpu_features().get("avx512f", False) else 0
+"""Rows that fit into registers beside a transposition. Machines with smaller registers take no row this way."""
+
+_i64 = ir.IntType(64)
+
+
+def _at(builder: Any, address: Any, stride: Any, count: int) -> Any:
+    return builder.add(address, builder.mul(stride, ir.Constant(_i64, count)))
+
+
+def _load_bits(builder: Any, address: Any) -> Any:
+    return builder.load(emit._pointer(builder, address, emit._i32x16), align=2)
+
+
+def _even_and_odd(builder: Any, bits: Any) -> tuple[Any, Any]:
+    """Of 32 bfloat16 as 16 int32: the even ones and the odd ones, float32."""
+    even = builder.shl(bits, emit._splat(16, emit._i32))
+    odd = builder.and_(bits, emit._splat(0xFFFF0000, emit._i32))
+    return builder.bitcast(even, emit._f32x16), builder.bitcast(odd, emit._f32x16)
+
+
+def _read_splat(builder: Any, address: Any) -> Any:
+    return emit._broadcast(builder, builder.load(emit._pointer(builder, address, emit._float)))
+
+
+def _literal(*numbers: Any) -> bool:
+    return all(isinstance(number, types.IntegerLiteral) for number in numbers)
+
+
+@intrinsic
+def _score(typingctx, rows, keys, ahead, key_bytes, q, q_stride, scores, scores_stride):
+    """scores[r, 0..15] += q[r, 0..31] · keys[0..15, 0..31]. `rows` is a constant."""
+    if not _literal(rows):
+        return None
+    num_rows = rows.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, keys, ahead, key_bytes, q, q_stride, scores, scores_stride = args
+        loaded = []
+        for i in range(KEYS):
+            loaded.append(_load_bits(builder, _at(builder, keys, key_bytes, i)))
+            emit._prefetch(builder, _at(builder, ahead, key_bytes, i), near=True)
+        targets = [_at(builder, scores, scores_stride, r) for r in range(num_rows)]
+        q_rows = [_at(builder, q, q_stride, r) for r in range(num_rows)]
+        sums = [emit._load_f32(builder, target) for target in targets]
+        for pair, bits in enumerate(emit._transpose(builder, loaded)):
+            for column, vector in enumerate(_even_and_odd(builder, bits)):
+                for r in range(num_rows):
+                    element = _read_splat(builder, emit._offset(builder, q_rows[r], 4 * (2 * pair + column)))
+                    sums[r] = emit._fma(builder, element, vector, sums[r])
+        for target, total in zip(targets, sums, strict=True):
+            emit._store_f32(builder, target, total)
+        return context.get_dummy_value()
+
+    return types.void(rows, *[types.int64] * 7), codegen
+
+
+@intrinsic
+def _accumulate(
+    typingctx, rows, chunks, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays
+):
+    """sums[r, :] = decays[r] * sums[r, :] + sum over k < count of weights[r, k] * values[k, :].
+
+    `rows` and `chunks`, of 32 columns, are constants. In sums, the even columns of a chunk precede its odd ones. With
+    decays 0 (no address), nothing is scaled.
+    """
+    if not _literal(rows, chunks):
+        return None
+    num_rows, num_chunks = rows.literal_value, chunks.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays = args
+        zero = ir.Constant(_i64, 0)
+        cells = [(r, v) for r in range(num_rows) for v in range(2 * num_chunks)]
+        weight_rows = [_at(builder, weights, weights_stride, r) for r in range(num_rows)]
+        places = {(r, v): emit._offset(builder, _at(builder, sums, sums_stride, r), 64 * v) for r, v in cells}
+        old = {cell: emit._load_f32(builder, places[cell]) for cell in cells}
+        entry = builder.block
+        decayed = builder.append_basic_block("decayed")
+        head = builder.append_basic_block("head")
+        body = builder.append_basic_block("body")
+        done = builder.append_basic_block("done")
+        builder.cbranch(builder.icmp_signed("==", decays, zero), head, decayed)
+
+        builder.position_at_end(decayed)
+        factors = [_read_splat(builder, emit._offset(builder, decays, 4 * r)) for r in range(num_rows)]
+        scaled = {(r, v): builder.fmul(old[r, v], factors[r]) for r, v in cells}
+        builder.branch(head)
+
+        builder.position_at_end(head)
+        k, row, row_ahead = (builder.phi(_i64) for _ in range(3))
+        totals = {cell: builder.phi(emit._f32x16) for cell in cells}
+        for block, start in ((entry, old), (decayed, scaled)):
+            for phi, value in ((k, zero), (row, values), (row_ahead, ahead)):
+                phi.add_incoming(value, block)
+            for cell in cells:
+                totals[cell].add_incoming(start[cell], block)
+        builder.cbranch(builder.icmp_signed("<", k, count), body, done)
+
+        builder.position_at_end(body)
+        vectors: list[Any] = []
+        for chunk in range(num_chunks):
+            vectors += _even_and_odd(builder, _load_bits(builder, emit._offset(builder, row, 64 * chunk)))
+            emit._prefetch(builder, emit._offset(builder, row_ahead, 64 * chunk), near=True)
+        byte = builder.shl(k, ir.Constant(_i64, 2))
+        for r in range(num_rows):
+            weight = _read_splat(builder, builder.add(weight_rows[r], byte))
+            for v, vector in enumerate(vectors):
+                totals[r, v].add_incoming(emit._fma(builder, weight, vector, totals[r, v]), body)
+        k.add_incoming(builder.add(k, ir.Constant(_i64, 1)), body)
+        row.add_incoming(builder.add(row, value_bytes), body)
+        row_ahead.add_incoming(builder.add(row_ahead, value_bytes), body)
+        builder.branch(head)
+
+        builder.position_at_end(done)
+        for cell in cells:
+            emit._store_f32(builder, places[cell], totals[cell])
+        return context.get_dummy_value()
+
+    return types.void(rows, chunks, *[types.int64] * 9), codegen
+
+
+@intrinsic
+def store_bf16_columns(typingctx, target, even, odd):
+    """32 bfloat16, rounded to nearest even, from their even and odd columns."""
+
+    def codegen(context, builder, signature, args):
+        target, even, odd = args
+        low = builder.lshr(emit._round_bf16(builder, even), emit._splat(16, emit._i32))
+        high = builder.and_(emit._round_bf16(builder, odd), emit._splat(0xFFFF0000, emit._i32))
+        pointer = emit._pointer(builder, target, emit._i32x16)
+        builder.store(builder.or_(low, high), pointer, align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, float32x16, float32x16), codegen
+
+
+@part
+def score_keys(rows, keys, ahead, key_bytes, q, q_stride, scores, scores_stride):
+    """scores[r, 0..15] += q[r, 0..31] · keys[0..15, 0..31] for `rows` (1 to 6) rows.
+
+    keys: bfloat16, key_bytes from key to key; q and scores: float32. Strides in bytes.
+    """
+    if rows == 1:
+        _score(1, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+    elif rows == 2:
+        _score(2, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+    elif rows == 3:
+        _score(3, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+    elif rows == 4:
+        _score(4, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+    elif rows == 5:
+        _score(5, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+    else:
+        _score(6, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+
+
+@part
+def _accumulate_wide(
+    rows, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays,
+):  # fmt: skip
+    if rows == 1:
+        _accumulate(1, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+    elif rows == 2:
+        _accumulate(2, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+    elif rows == 3:
+        _accumulate(3, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+    elif rows == 4:
+        _accumulate(4, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+    elif rows == 5:
+        _accumulate(5, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+    else:
+        _accumulate(6, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+
+
+@part
+def accumulate_values(
+    rows, head_dim, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays,
+):  # fmt: skip
+    """sums[r, :] = decays[r] * sums[r, :] + weights[r, 0..count-1] · values[0..count-1, :] for `rows` (1 to 6) rows.
+
+    values: bfloat16, head_dim (a multiple of 32) of them value_bytes from key to key; weights, sums and decays:
+    float32. Of each 32 sums, the even columns precede the odd ones. decays 0 (no address): nothing is scaled.
+    """
+    column = 0
+    while column + 2 * COLUMNS <= head_dim:
+        _accumulate_wide(
+            rows, values + 2 * column, ahead + 2 * column, value_bytes, weights, weights_stride, count,
+            sums + 4 * column, sums_stride, decays,
+        )  # fmt: skip
+        column += 2 * COLUMNS
+    if column < head_dim:  # 32 more: rare, hence one row at a time
+        for r in range(rows):
+            _accumulate(
+                1, 1, values + 2 * column, ahead + 2 * column, value_bytes, weights + r * weights_stride,
+                weights_stride, count, sums + r * sums_stride + 4 * column, sums_stride,
+                decays + 4 * r if decays != 0 else decays,
+            )  # fmt: skip
