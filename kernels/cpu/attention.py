@@ -7,7 +7,8 @@ share the KV head, so each loaded K/V tile serves them all. Tiles of TILE keys l
     softmax, online          (running maximum and sum per row: Milakov and Gimelshein 2018)
     result = decay * result + weights V
 Each row's arithmetic is the same sequence of operations whatever other rows, sequences or chunks are computed with
-it: tiles it does not see leave it untouched to the bit. So alone, in a batch and in chunks give equal bits.
+it: tiles it does not see leave it untouched to the bit. So alone, in a batch and in chunks give equal bits. Few rows,
+as in decode, take another form (`few_rows`) with the same operations on each number.
 
 Scores are kept times log2(e), for exp2. With a soft cap c, q is scaled by 2 log2(e) scale / c instead, and the score is
 c log2(e) tanh_half of the product.
@@ -215,7 +216,7 @@ def attend(
             next_end = max(next_len - next_stop + min(next_token + queries_per_item, next_stop), 0)
             next_begin = max(0, next_end - window) if window > 0 else 0
             valid = attend_few(
-                scratch, q_at, q_head, out_at, out_head, q_token, out_token, k_cache, v_cache, table_row,
+                scratch, q_at, q_token, q_head, out_at, out_token, out_head, k_cache, v_cache, table_row,
                 first_position, num_queries, group, head_dim, num_blocks, block_size, block_bytes, head * head_bytes,
                 q_factor, window, score_cap,
                 table + next_seq * table_stride, next_begin, next_end, next_head * head_bytes,

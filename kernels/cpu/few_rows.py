@@ -10,8 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.cpu.jit import part
-from kernels.cpu.softmax import MINUS_INF, ONE, TILE, ZERO, softmax_row
-from kernels.cpu.streaming import COLUMNS, KEYS, MAX_ROWS, accumulate_values, score_keys, store_bf16_columns
+from kernels.cpu.softmax import MINUS_INF, ONE, TILE, ZERO, softmax_tile
+from kernels.cpu.streaming import (
+    COLUMNS,
+    KEYS,
+    MAX_ROWS,
+    accumulate_values,
+    score_keys,
+    score_two_groups,
+    store_bf16_columns,
+)
 from kernels.cpu.tiles import row_to_float
 from kernels.cpu.vectors import (
     BF16,
@@ -58,23 +66,71 @@ def locate_keys(
 
 
 @part
+def score_tile(num_rows, head_dim, k_cache, here, ahead, lane_begin, lane_end, row_bytes, queries, scores):
+    """q · K of lanes lane_begin .. lane_end - 1 into scores [num_rows, TILE]; keys lie at the offsets `here`."""
+    nothing = splat(ZERO)
+    for row in range(num_rows):
+        for n in range(lane_begin, lane_end, LANES):
+            store_f32(scores + 4 * (row * TILE + n), nothing)
+    for d in range(0, head_dim, COLUMNS):
+        n = lane_begin
+        while n < lane_end:
+            at = 8 * (n // KEYS)
+            keys = k_cache + read_i64(here + at) + 2 * d
+            keys_ahead = k_cache + read_i64(ahead + at) + 2 * d
+            if n + KEYS < lane_end:
+                score_two_groups(
+                    num_rows, keys, k_cache + read_i64(here + at + 8) + 2 * d, keys_ahead,
+                    k_cache + read_i64(ahead + at + 8) + 2 * d, row_bytes, queries + 4 * d, 4 * head_dim,
+                    scores + 4 * n, 4 * TILE,
+                )  # fmt: skip
+                n += 2 * KEYS
+            else:
+                score_keys(
+                    num_rows, keys, keys_ahead, row_bytes, queries + 4 * d, 4 * head_dim, scores + 4 * n, 4 * TILE
+                )
+                n += KEYS
+
+
+@part
+def weigh_tile(num_rows, head_dim, v_cache, here, ahead, begin, end, row_bytes, weights, result, decays):
+    """result = decays * result + weights [num_rows, TILE] · V of tile slots begin .. end - 1."""
+    first = begin
+    while first < end:
+        at = 8 * (first // KEYS)
+        stop = min(first // KEYS * KEYS + KEYS, end)
+        skipped = first % KEYS * row_bytes
+        accumulate_values(
+            num_rows, head_dim, v_cache + read_i64(here + at) + skipped, v_cache + read_i64(ahead + at) + skipped,
+            row_bytes, weights + 4 * first, 4 * TILE, stop - first, result, 4 * head_dim,
+            decays if first == begin else 0,
+        )  # fmt: skip
+        first = stop
+
+
+@part
 def attend_few(
-    scratch, q, q_head, out, out_head, q_token, out_token, k_cache, v_cache, table_row, first_position, num_queries,
+    scratch, q, q_token, q_head, out, out_token, out_head, k_cache, v_cache, table_row, first_position, num_queries,
     group, head_dim, num_blocks, block_size, block_bytes, head_offset, q_factor, window, score_cap,
     next_table_row, next_begin, next_end, next_head_offset,
 ):  # fmt: skip
-    """As attend_item. Keys next_begin .. next_end - 1 of the next item are fetched meanwhile as far as a tile goes."""
+    """As attend_item. Keys next_begin .. next_end - 1 of the next item are fetched meanwhile as far as a tile goes.
+
+    The scores of a tile are computed between the softmax of the tile before it and what that one's weights are for:
+    else the core would wait for the softmax, a long chain of few operations.
+    """
     num_rows = num_queries * group
     row_bytes = 2 * head_dim
     wide_bytes = 4 * head_dim
-    tile_bytes = 4 * TILE
     queries = scratch
     result = queries + num_rows * wide_bytes
-    scores = result + num_rows * wide_bytes
-    totals = scores + num_rows * tile_bytes
-    here = totals + 64 * num_rows
+    totals = result + num_rows * wide_bytes
+    scores = totals + 64 * num_rows
+    next_scores = scores + 4 * TILE * num_rows
+    here = next_scores + 4 * TILE * num_rows
     ahead = here + 8 * (TILE // KEYS)
-    peaks = ahead + 8 * (TILE // KEYS)
+    beyond = ahead + 8 * (TILE // KEYS)
+    peaks = beyond + 8 * (TILE // KEYS)
     decays = peaks + 4 * num_rows
 
     nothing = splat(ZERO)
@@ -89,59 +145,41 @@ def attend_few(
 
     first_key = max(0, first_position - window + 1) if window > 0 else 0
     last_key = first_position + num_queries  # one past it
-    tile_start = first_key // TILE * TILE
+    first_tile = first_key // TILE * TILE
+    next_first_tile = next_begin // TILE * TILE
     valid = locate_keys(
-        here, tile_start, first_key - tile_start, last_key - tile_start, table_row, head_offset, num_blocks,
+        ahead, first_tile, first_key - first_tile, last_key - first_tile, table_row, head_offset, num_blocks,
         block_size, block_bytes, row_bytes,
     )  # fmt: skip
+    tile_start = first_tile - TILE
     while tile_start < last_key:
         begin = max(first_key - tile_start, 0)
         end = min(last_key - tile_start, TILE)
-        lane_begin = begin // LANES * LANES
-        lane_end = (end + LANES - 1) // LANES * LANES
         next_start = tile_start + TILE
+        if tile_start >= first_tile:
+            softmax_tile(
+                scores, begin // LANES * LANES, (end + LANES - 1) // LANES * LANES, begin, end,
+                first_position - tile_start, num_queries, group, window, peaks, decays, totals, score_cap,
+            )  # fmt: skip
         if next_start < last_key:
-            valid &= locate_keys(
-                ahead, next_start, 0, last_key - next_start, table_row, head_offset, num_blocks, block_size,
-                block_bytes, row_bytes,
-            )  # fmt: skip
-        else:
-            start = next_begin // TILE * TILE
-            locate_keys(
-                ahead, start, next_begin - start, next_end - start, next_table_row, next_head_offset, num_blocks,
-                block_size, block_bytes, row_bytes,
-            )  # fmt: skip
-        for row in range(num_rows):
-            for n in range(lane_begin, lane_end, LANES):
-                store_f32(scores + row * tile_bytes + 4 * n, nothing)
-        for d in range(0, head_dim, COLUMNS):
-            for n in range(lane_begin, lane_end, KEYS):
-                at = 8 * (n // KEYS)
-                score_keys(
-                    num_rows, k_cache + read_i64(here + at) + 2 * d, k_cache + read_i64(ahead + at) + 2 * d, row_bytes,
-                    queries + 4 * d, wide_bytes, scores + 4 * n, tile_bytes,
+            if next_start + TILE < last_key:
+                valid &= locate_keys(
+                    beyond, next_start + TILE, 0, last_key - next_start - TILE, table_row, head_offset, num_blocks,
+                    block_size, block_bytes, row_bytes,
                 )  # fmt: skip
-        for i in range(num_queries):
-            position = first_position + i - tile_start
-            low = max(begin, position - window + 1) if window > 0 else begin
-            high = min(end, position + 1)
-            for g in range(group):
-                row = i * group + g
-                softmax_row(
-                    scores + row * tile_bytes, lane_begin, lane_end, low, high,
-                    peaks + 4 * row, decays + 4 * row, totals + 64 * row, score_cap,
+            else:
+                locate_keys(
+                    beyond, next_first_tile, next_begin - next_first_tile, next_end - next_first_tile, next_table_row,
+                    next_head_offset, num_blocks, block_size, block_bytes, row_bytes,
                 )  # fmt: skip
-        scale_by = decays
-        for n in range(lane_begin, lane_end, KEYS):
-            at = 8 * (n // KEYS)
-            first = max(n, begin)
-            skipped = (first - n) * row_bytes
-            accumulate_values(
-                num_rows, head_dim, v_cache + read_i64(here + at) + skipped, v_cache + read_i64(ahead + at) + skipped,
-                row_bytes, scores + 4 * first, tile_bytes, min(n + KEYS, end) - first, result, wide_bytes, scale_by,
+            score_tile(
+                num_rows, head_dim, k_cache, ahead, beyond, max(first_key - next_start, 0) // KEYS * KEYS,
+                (min(last_key - next_start, TILE) + KEYS - 1) // KEYS * KEYS, row_bytes, queries, next_scores,
             )  # fmt: skip
-            scale_by = 0
-        here, ahead = ahead, here
+        if tile_start >= first_tile:
+            weigh_tile(num_rows, head_dim, v_cache, here, ahead, begin, end, row_bytes, scores, result, decays)
+        here, ahead, beyond = ahead, beyond, here
+        scores, next_scores = next_scores, scores
         tile_start = next_start
 
     for i in range(num_queries):

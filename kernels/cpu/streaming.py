@@ -21,12 +21,12 @@ from numba.core import types
 
 from kernels.cpu import vectors as emit
 from kernels.cpu.jit import part
-from kernels.cpu.vectors import float32x16, intrinsic
+from kernels.cpu.vectors import LANES, float32x16, intrinsic
 
 KEYS = 16  # that score_keys takes at once
 COLUMNS = 32  # of bfloat16, 64 bytes, a line
-MAX_ROWS = 6 if llvm.get_host_cpu_features().get("avx512f", False) else 0
-"""Rows that fit into registers beside a transposition. Machines with smaller registers take no row this way."""
+MAX_ROWS = 4 if llvm.get_host_cpu_features().get("avx512f", False) else 0
+"""Rows that fit into registers beside a transposition. Where registers are smaller, no row is taken this way."""
 
 _i64 = ir.IntType(64)
 
@@ -80,6 +80,58 @@ def _score(typingctx, rows, keys, ahead, key_bytes, q, q_stride, scores, scores_
         return context.get_dummy_value()
 
     return types.void(rows, *[types.int64] * 7), codegen
+
+
+def _columns_of_half(builder: Any, keys: Any, key_bytes: Any) -> list[Any]:
+    """Sixteen keys' next sixteen columns, float32: half as many registers as the transposition of 32."""
+    half = ir.VectorType(emit._i32, LANES // 2)
+    rows = [builder.load(emit._pointer(builder, _at(builder, keys, key_bytes, i), half), align=2) for i in range(KEYS)]
+    both = ir.Constant(emit._i32x16, list(range(LANES)))
+    joined = [builder.shuffle_vector(rows[i], rows[i + 4], both) for i in (0, 1, 2, 3, 8, 9, 10, 11)]
+    columns: list[Any] = []
+    for bits in emit._transpose_joined(builder, joined):
+        columns += _even_and_odd(builder, bits)
+    return columns
+
+
+@intrinsic
+def _score_two(
+    typingctx, rows, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride
+):
+    """As _score for the keys at `first` and, into scores[r, 16..31], for those at `second`, half of the columns first.
+
+    A sum waits four cycles for the one before it, so with few rows, one group alone leaves the multipliers idle.
+    """
+    if not _literal(rows):
+        return None
+    num_rows = rows.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, *addresses, key_bytes, q, q_stride, scores, scores_stride = args
+        starts, aheads = addresses[:2], addresses[2:]
+        for ahead in aheads:
+            for i in range(KEYS):
+                emit._prefetch(builder, _at(builder, ahead, key_bytes, i), near=True)
+        cells = [(r, group) for r in range(num_rows) for group in range(2)]
+        targets = {
+            (r, group): emit._offset(builder, _at(builder, scores, scores_stride, r), 64 * group) for r, group in cells
+        }
+        q_rows = [_at(builder, q, q_stride, r) for r in range(num_rows)]
+        sums = {cell: emit._load_f32(builder, targets[cell]) for cell in cells}
+        for half in range(2):
+            columns = [
+                _columns_of_half(builder, emit._offset(builder, start, 32 * half), key_bytes) for start in starts
+            ]
+            for column in range(LANES):
+                for r in range(num_rows):
+                    element = _read_splat(builder, emit._offset(builder, q_rows[r], 4 * (LANES * half + column)))
+                    for group in range(2):
+                        sums[r, group] = emit._fma(builder, element, columns[group][column], sums[r, group])
+        for cell in cells:
+            emit._store_f32(builder, targets[cell], sums[cell])
+        return context.get_dummy_value()
+
+    return types.void(rows, *[types.int64] * 9), codegen
 
 
 @intrinsic
@@ -164,7 +216,7 @@ def store_bf16_columns(typingctx, target, even, odd):
 
 @part
 def score_keys(rows, keys, ahead, key_bytes, q, q_stride, scores, scores_stride):
-    """scores[r, 0..15] += q[r, 0..31] · keys[0..15, 0..31] for `rows` (1 to 6) rows.
+    """scores[r, 0..15] += q[r, 0..31] · keys[0..15, 0..31] for `rows` (1 to 4) rows.
 
     keys: bfloat16, key_bytes from key to key; q and scores: float32. Strides in bytes.
     """
@@ -174,12 +226,21 @@ def score_keys(rows, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
         _score(2, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
     elif rows == 3:
         _score(3, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
-    elif rows == 4:
-        _score(4, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
-    elif rows == 5:
-        _score(5, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
     else:
-        _score(6, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+        _score(4, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+
+
+@part
+def score_two_groups(rows, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride):
+    """As score_keys for the keys at `first` and, into scores[r, 16..31], for those at `second`; 1 to 4 rows."""
+    if rows == 1:
+        _score_two(1, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
+    elif rows == 2:
+        _score_two(2, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
+    elif rows == 3:
+        _score_two(3, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
+    else:
+        _score_two(4, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
 
 
 @part
@@ -192,19 +253,15 @@ def _accumulate_wide(
         _accumulate(2, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
     elif rows == 3:
         _accumulate(3, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
-    elif rows == 4:
-        _accumulate(4, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
-    elif rows == 5:
-        _accumulate(5, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
     else:
-        _accumulate(6, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+        _accumulate(4, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
 
 
 @part
 def accumulate_values(
     rows, head_dim, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays,
 ):  # fmt: skip
-    """sums[r, :] = decays[r] * sums[r, :] + weights[r, 0..count-1] · values[0..count-1, :] for `rows` (1 to 6) rows.
+    """sums[r, :] = decays[r] * sums[r, :] + weights[r, 0..count-1] · values[0..count-1, :] for `rows` (1 to 4) rows.
 
     values: bfloat16, head_dim (a multiple of 32) of them value_bytes from key to key; weights, sums and decays:
     float32. Of each 32 sums, the even columns precede the odd ones. decays 0 (no address): nothing is scaled.

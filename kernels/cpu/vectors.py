@@ -479,15 +479,19 @@ _LOWER_PAIRS = [quarter + side + i for quarter in (0, 4, 8, 12) for side in (0, 
 _UPPER_PAIRS = [lane + 2 for lane in _LOWER_PAIRS]
 
 
+def _by_fours(builder: Any, rows: list[Any]) -> list[Any]:
+    """Of each four rows, 4 x 4 elements transposed in each quarter: [4 g + c] has their columns c, c + 4, ..."""
+    fours = []
+    for i in range(0, len(rows), 4):
+        pairs = [_shuffle(builder, rows[j], rows[j + 1], order) for j in (i, i + 2) for order in (_LOWER, _UPPER)]
+        for half in range(2):
+            fours += [_shuffle(builder, pairs[half], pairs[half + 2], order) for order in (_LOWER_PAIRS, _UPPER_PAIRS)]
+    return fours
+
+
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     """16 x 16, in four rounds of shuffles that x86 has as single instructions: 4 x 4 in each quarter, then quarters."""
-    pairs = []
-    for i in range(0, LANES, 2):
-        pairs += [_shuffle(builder, rows[i], rows[i + 1], order) for order in (_LOWER, _UPPER)]
-    fours = []  # [4 g + c]: of rows 4 g .. 4 g + 3 the columns c, 4 + c, 8 + c, 12 + c, a quarter each
-    for i in range(0, LANES, 4):
-        for half in (i, i + 1):
-            fours += [_shuffle(builder, pairs[half], pairs[half + 2], order) for order in (_LOWER_PAIRS, _UPPER_PAIRS)]
+    fours = _by_fours(builder, rows)
     columns = [None] * LANES
     for c in range(4):
         for odd, quarters in enumerate((_EVEN_QUARTERS, _ODD_QUARTERS)):
@@ -496,6 +500,16 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
             columns[4 * odd + c] = _shuffle(builder, upper, lower, _EVEN_QUARTERS)
             columns[4 * odd + 8 + c] = _shuffle(builder, upper, lower, _ODD_QUARTERS)
     return columns
+
+
+def _transpose_joined(builder: Any, rows: list[Any]) -> list[Any]:
+    """16 x 8 → 8 columns. The rows come in pairs: 0 and 4, 1 and 5, 2 and 6, 3 and 7, then 8 and 12 and so on."""
+    fours = _by_fours(builder, rows)
+    return [
+        _shuffle(builder, fours[c], fours[4 + c], quarters)
+        for quarters in (_EVEN_QUARTERS, _ODD_QUARTERS)
+        for c in range(4)
+    ]
 
 
 def _row_addresses(builder: Any, table: Any, byte_offset: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from paged_world import TOLERANCES, World, make_queries, make_world
+from paged_world import World, make_queries, make_world
 from torch import Tensor
 
 from kernels.cpu.backend import CpuBackend
@@ -42,9 +42,22 @@ def features(request: pytest.FixtureRequest) -> dict:
     return {"plain": {}, "window": {"window": 70}, "soft cap": {"soft_cap": 3.0}}[request.param]
 
 
-@pytest.fixture(params=TOLERANCES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+# dtype, heads, head_dim, block_size: the last three let few rows stream from the cache (groups of 3, 4 and 1), the
+# others never do
+SHAPES = {
+    "float32": (torch.float32, (14, 2), 80, 24),
+    "float16": (torch.float16, (14, 2), 80, 24),
+    "bfloat16": (torch.bfloat16, (14, 2), 80, 24),
+    "group 3": (torch.bfloat16, (9, 3), 64, 16),
+    "group 4": (torch.bfloat16, (4, 1), 96, 48),
+    "group 1": (torch.bfloat16, (2, 2), 32, 64),
+}
+
+
+@pytest.fixture(params=SHAPES)
 def world(request: pytest.FixtureRequest, features: dict) -> World:
-    return make_world(SEQ_LENS, heads=(14, 2), head_dim=80, block_size=24, dtype=request.param, **features)
+    dtype, heads, head_dim, block_size = SHAPES[request.param]
+    return make_world(SEQ_LENS, heads=heads, head_dim=head_dim, block_size=block_size, dtype=dtype, **features)
 
 
 def test_alone_equals_in_a_batch(cpu: CpuBackend, world: World) -> None:
@@ -54,7 +67,7 @@ def test_alone_equals_in_a_batch(cpu: CpuBackend, world: World) -> None:
         assert torch.equal(whole(cpu, world.pick([s]), [queries[s]])[0], expected)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+@pytest.mark.parametrize("chunk", [1, 2, 7, 16, 64])
 def test_chunks_equal_one_prefill(cpu: CpuBackend, world: World, chunk: int) -> None:
     """Chunks of 1 are decode: a recomputed token equals the one that was decoded, to the bit."""
     queries = queries_of(world)
@@ -76,15 +89,17 @@ def test_threads_do_not_change_a_bit(cpu: CpuBackend, threaded: CpuBackend, worl
             assert torch.equal(got, want)
 
 
-def test_where_the_blocks_lie_does_not_change_a_bit(cpu: CpuBackend) -> None:
-    """The same K and V through other block ids and another block size."""
+@pytest.mark.parametrize("query_len", [1, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_where_the_blocks_lie_does_not_change_a_bit(cpu: CpuBackend, dtype: torch.dtype, query_len: int) -> None:
+    """The same K and V through other block ids and another block size, which may ask for another form of the kernel."""
     results = []
     for block_size in (16, 24):
-        world = make_world([100], heads=(4, 2), head_dim=64, block_size=block_size, dtype=torch.float32)
+        world = make_world([100], heads=(4, 2), head_dim=64, block_size=block_size, dtype=dtype)
         for p in range(100):
             generator = torch.Generator().manual_seed(p)
             for cache in (world.k_cache, world.v_cache):
                 row = torch.randn((2, 64), generator=generator)
-                cache[world.tables[0][p // block_size], :, p % block_size] = row
-        results.append(world.attend(cpu, make_queries(world, 100), world.metadata([100])))
+                cache[world.tables[0][p // block_size], :, p % block_size] = row.to(dtype)
+        results.append(world.attend(cpu, make_queries(world, query_len), world.metadata([query_len])))
     assert torch.equal(results[0], results[1])
