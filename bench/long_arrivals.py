@@ -31,7 +31,7 @@ class LongArrivals(RandomWorkload):
 
     num_prompts: int = 6
     input_len: int = 64
-    output_len: int = 1024
+    output_len: int = 2048  # more than a round should need: streams that begin anew together would disturb each other
     long_input_len: int = 2048  # tokens of a long prompt, all random
     long_output_len: int = 16  # tokens generated for it
 

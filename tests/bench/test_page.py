@@ -97,7 +97,7 @@ def test_long_arrivals_show_what_the_streams_felt():
     text = serve_table.render(result, "f")
     assert cells(text, "streams meanwhile: greatest ITL ÷ median") == ["2.50"]
     assert "output tokens/s" not in text
-    assert text.startswith("6 prompts of 2,048 tokens, one after another, beside 8 streams (64 in, 1,024 out).")
+    assert text.startswith("6 prompts of 2,048 tokens, one after another, beside 8 streams (64 in, 2,048 out).")
 
 
 def test_a_file_of_an_earlier_version_is_shown_too():
