@@ -157,10 +157,9 @@ class Planner:
         ended: list[tuple[Request, FinishReason]],
     ) -> Iterator[NewRequestData]:
         """Admit from the queue while tokens are left, and rows and blocks last; `ran` is told what the admitted run."""
-        rows = replica.rows
         blocked: list[Request] = []
         for request in queue:
-            if left <= 0 or not rows.has_free_row:
+            if left <= 0 or not router.has_room(replica):
                 break
             if blocked and blocked[0].overtaken >= MAX_OVERTAKEN:
                 break

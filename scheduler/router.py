@@ -39,9 +39,20 @@ class Router:
         wanted = min(len(request.tokens) - computed, budget)
         if replica.rows.num_active == 0:
             return min(wanted, manager.most_tokens_to_admit(request, hit))
-        spare = int(self.watermark * manager.pool.num_usable)
         need = manager.blocks_until_known(request, computed + wanted, hit)
-        return wanted if need + spare <= manager.pool.num_free else 0
+        return wanted if need + self._spare(replica) <= manager.pool.num_free else 0
+
+    def has_room(self, replica: Replica) -> bool:
+        """Whether `replica` may have room for some request. False saves to look at each that waits: all need a free row
+        and, since at least one token is to be computed, a block in each cache group."""
+        rows, manager = replica.rows, replica.manager
+        if rows.num_active == 0:
+            return True
+        return rows.has_free_row and manager.num_groups + self._spare(replica) <= manager.pool.num_free
+
+    def _spare(self, replica: Replica) -> int:
+        """Blocks that admissions leave free while anything runs."""
+        return int(self.watermark * replica.manager.pool.num_usable)
 
     def fits_somewhere(self, num_tokens: int) -> bool:
         """Whether the empty pool of some replica can hold `num_tokens`; one that is down counts with the pool it had.

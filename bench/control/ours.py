@@ -152,8 +152,9 @@ def pool(blocks: int, count: int) -> dict[str, Any]:
     keys = [b"%016d\0" % i for i in range(blocks - 1)]
     run(
         "insert hash of a full block",
-        lambda pair: books.cache_full_block(*pair),
-        list(zip(everything, keys, strict=True)),
+        lambda part: books.cache_full_blocks(*part),  # as a step does it
+        [(everything[i : i + 64], keys[i : i + 64]) for i in range(0, blocks - 1, 64)],
+        64,
     )
     run("free_blocks of 1, cached", books.free_blocks, [(block,) for block in everything[:count]])
     books.free_blocks(everything[count:])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from scheduler.cache_manager import PrefixHit
+from scheduler.request import Request
 from scheduler.router import load
 from tests.scheduler.deployment import Deployment, greedy
 
@@ -96,4 +100,26 @@ def test_load_is_nothing_when_idle() -> None:
     deployment.start(0)
     deployment.run()
     assert [load(replica) for replica in deployment.engine.replicas] == [0, 0]
+    deployment.check_idle()
+
+
+def test_while_no_block_is_free_nobody_who_waits_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = Deployment(num_blocks=16)
+    deployment.submit("first", list(range(58)), greedy(3))
+    manager, looked = deployment.engine.replicas[0].manager, list[str]()
+    assert manager.pool.num_free == 0
+    find = manager.get_computed_blocks
+
+    def look(request: Request) -> PrefixHit:
+        looked.append(request.request_id)
+        return find(request)
+
+    monkeypatch.setattr(manager, "get_computed_blocks", look)
+    waiting = [f"r{number}" for number in range(5)]
+    for name in waiting:
+        deployment.submit(name, [1, 2, 3])
+    deployment.step(0)
+    assert "first" not in deployment.finished and not looked
+    deployment.run()
+    assert looked == waiting
     deployment.check_idle()
