@@ -55,6 +55,12 @@ class PageplaneTarget:
         if finish_reason != "length":
             raise TargetError(f"ended with reason {finish_reason!r} instead of 'length'")
 
+    @property
+    def client(self) -> AsyncClient:
+        """The connection itself, to ask the server about what it does meanwhile."""
+        assert self._client is not None, "open() comes first"
+        return self._client
+
     async def close(self) -> None:
         await self._stack.aclose()
         self._client = None

@@ -59,6 +59,17 @@ def chat(count: int, seed: int, rate: float = 0.0) -> Load:
     )  # fmt: skip
 
 
+def short_chat(count: int, seed: int) -> Load:
+    """Likewise, a quarter as long: for servers on a CPU."""
+    rng = np.random.default_rng([seed, 3])
+    prompts = np.clip(np.rint(rng.lognormal(np.log(64), 0.8, count)), 1, 256)
+    outputs = np.clip(np.rint(rng.lognormal(np.log(32), 0.8, count)), 2, 128)
+    return _load(
+        "short chat: log-normal, prompt median 64 (sigma 0.8, cut at 256), output median 32 (sigma 0.8, 2…128)",
+        prompts, outputs, rng, 0.0,
+    )  # fmt: skip
+
+
 def from_file(path: Path) -> Load:
     """A line for each request, JSON: prompt_len, output_len, and if given arrival (a step). Raises BadTrace."""
     items = []

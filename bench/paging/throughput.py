@@ -12,6 +12,7 @@ model's: 269 MB of bfloat16 weights over 23,040 bytes a slot.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,20 @@ PREFIX_LEN, NUM_PREFIXES = 256, 4
 KINDS = ("reserved", "paged", "paged, cached")
 
 
-def model_step(tokens: int, kv_tokens: int) -> float:
-    """What a step costs, in passes over the weights."""
-    return max(1.0, tokens / BALANCE) + kv_tokens / KV_TOKENS_PER_PASS
+@dataclass(frozen=True)
+class StepModel:
+    """balance: tokens whose arithmetic takes as long as reading the weights once. kv_tokens_per_pass: tokens whose keys
+    and values take as long to read."""
+
+    balance: float = BALANCE
+    kv_tokens_per_pass: float = KV_TOKENS_PER_PASS
+
+    def passes(self, tokens: int, kv_tokens: int) -> float:
+        """What a step costs, in passes over the weights."""
+        return max(1.0, tokens / self.balance) + kv_tokens / self.kv_tokens_per_pass
+
+
+ACCELERATOR = StepModel()
 
 
 def prompts_of(load: Load, seed: int = 3) -> list[bytes]:
@@ -45,13 +57,27 @@ def prompts_of(load: Load, seed: int = 3) -> list[bytes]:
     ]
 
 
-def run(load: Load, prompts: list[bytes], kind: str, slots: int, at_once: int) -> dict[str, Any]:
+def rows_of(kind: str, slots: int, longest: int, at_once: int) -> int:
+    """Rows that may run: "reserved" as many as regions of the longest request go into the memory."""
+    return max(1, min(at_once, slots // longest)) if kind == "reserved" else at_once
+
+
+def run(
+    load: Load,
+    prompts: list[bytes],
+    kind: str,
+    slots: int,
+    at_once: int,
+    prefix_len: int = PREFIX_LEN,
+    step_model: StepModel = ACCELERATOR,
+) -> dict[str, Any]:
     """The whole load, there at the start, in `slots` of KV memory and at most `at_once` rows.
 
-    "reserved" runs the same engine with only as many rows as regions of the longest request go into the memory.
+    "reserved" runs the same engine with only as many rows as `rows_of` says. prefix_len: tokens of each prompt that its
+    length in `load` does not count.
     """
-    longest = PREFIX_LEN + load.longest
-    rows = max(1, min(at_once, slots // longest)) if kind == "reserved" else at_once
+    longest = prefix_len + load.longest
+    rows = rows_of(kind, slots, longest, at_once)
     driver = Driver(
         max_num_seqs=rows,
         max_num_batched_tokens=MAX_BATCHED_TOKENS,
@@ -74,9 +100,8 @@ def run(load: Load, prompts: list[bytes], kind: str, slots: int, at_once: int) -
     running, effective, allocated, free, kv_passes = [], [], [], [], 0.0
     while driver.busy:
         kv_tokens = int(state.planned.sum())
-        cost = model_step(driver.replica.in_flight[0].num_tokens, kv_tokens)
-        now += cost
-        kv_passes += kv_tokens / KV_TOKENS_PER_PASS
+        now += step_model.passes(driver.replica.in_flight[0].num_tokens, kv_tokens)
+        kv_passes += kv_tokens / step_model.kv_tokens_per_pass
         running.append(state.num_active)
         effective.append(kv_tokens)
         allocated.append((pool.num_usable - pool.num_free) * BLOCK_SIZE)

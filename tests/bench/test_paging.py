@@ -163,7 +163,8 @@ def test_alone_nothing_is_gained_and_together_it_is() -> None:
     reserved, paged, cached = (throughput.run(load, prompts, kind, 4096, 64) for kind in throughput.KINDS)
     assert paged["tokens_per_pass"] > 1.2 * reserved["tokens_per_pass"]
     assert cached["hit_rate"] > 0.2 and cached["ttft_p50_passes"] < paged["ttft_p50_passes"]
-    assert throughput.model_step(1, 0) == throughput.model_step(256, 0) == 1 and throughput.model_step(512, 0) == 2
+    passes = throughput.ACCELERATOR.passes
+    assert passes(1, 0) == passes(256, 0) == 1 and passes(512, 0) == 2
 
 
 def test_json_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
