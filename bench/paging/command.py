@@ -47,7 +47,7 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     add = parser.add_argument
     add("experiment", nargs="?", choices=EXPERIMENTS, default=EXPERIMENTS[0],
-        help="books: no model, virtual time (default); memory, blocks: real servers, by KV memory or block size")  # fmt: skip
+        help="books: no model, virtual time (default); memory, blocks: real servers, by that")  # fmt: skip
     add("--model", choices=tuple(MODELS), help="memory, blocks: only with this one (both; quick: tiny)")
     add("--load", choices=tuple(LOADS), help="memory: only this load (both; quick: shared)")
     add("--rounds", type=int, default=0, metavar="N", help="memory, blocks: measured rounds (2; quick: 1)")

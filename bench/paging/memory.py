@@ -125,7 +125,7 @@ async def measure(model: ServedModel, load_name: str, settings: MemorySettings, 
     return {
         "experiment": "memory",
         "model": model.json(),
-        "load": f"{load.name.partition(';')[0]}; {load_name}: {prefix_len} shared tokens in front; all are there at once",
+        "load": f"{load.name.partition(';')[0]}; {load_name}: {prefix_len} shared tokens in front; all there at once",
         "load_name": load_name,
         "prefix_len": prefix_len,
         "num_prefixes": NUM_PREFIXES if prefix_len else 0,

@@ -32,7 +32,7 @@ from bench.target import TargetError
 from client import ClientError
 
 TINY_MEMORY = MemorySettings(slots=(1024, 2048, 4096, 8192, 16384), requests=48)
-QUICK_MEMORY = MemorySettings(slots=(1024, 8192), requests=24, rounds=1, alone_requests=2)
+QUICK_MEMORY = MemorySettings(slots=(1024, 8192), requests=16, rounds=1, alone_requests=2)
 QUICK_BLOCKS = BlockSettings(block_sizes=(16, 128), rounds=1)
 
 

@@ -15,7 +15,10 @@ Part = Mapping[str, Any]
 
 
 def tables(parts: Iterable[Part]) -> list[Table]:
-    return [_memory(part) if part["experiment"] == "memory" else _blocks(part) for part in parts]
+    drawn: list[Table] = []
+    for part in parts:
+        drawn += _memory(part) if part["experiment"] == "memory" else _blocks(part)
+    return drawn
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:
@@ -38,80 +41,97 @@ def _kernel(row: Mapping[str, Any]) -> str:
     return "–" if kernel is None else f"{kernel['us_per_step'] / 1e3:.2f} ({kernel['share']:.0%})"
 
 
-def _memory(part: Part) -> Table:
+def _memory(part: Part) -> list[Table]:
+    """Speed, and what is in the memory meanwhile."""
     model, settings = part["model"], part["settings"]
-    balance = _number(part["balance"], ".0f")
-    drawn = _table(
+    speed = _table(
         f"What paging buys end to end: {model['name']}, {model['weights']} weights, {model['dtype']}",
         f"{part['load']}; {settings['rounds']} rounds. One worker, B = {settings['block_size']}, "
-        f"{settings['max_num_batched_tokens']} tokens a step at most. Medians; in brackets least and greatest round. "
-        f"Gain: over reserved, same memory and round; modelled: on an accelerator, and with this machine's balance of "
-        f"{balance} tokens. Attention: ms a step and share of it, profiled. fits: closed form",
-        "at once", "slots", "memory is", "rows", "fits", "running", "tokens/s", "gain", "modelled", "TTFT p50 s",
-        "ITL p50 ms", "hits", "effective", "allocated", "free blocks", "preempted", "decode step ms", "attention ms",
+        f"{settings['max_num_batched_tokens']} tokens a step at most. Medians, in brackets least and greatest round. "
+        "Gain: over reserved, same memory and round; modelled for an accelerator, and with the balance measured here, "
+        f"{_number(part['balance'], '.0f')} tokens. Attention: all layers, ms a step and share of it, profiled",
+        "at once", "slots", "memory is", "tokens/s", "gain", "modelled, acc.", "here", "TTFT p50 s", "ITL p50 ms",
+        "decode step ms", "attention ms",
+    )  # fmt: skip
+    books = _table(
+        "The memory meanwhile",
+        f"{part['load']}. Means over looks at the running server; fits: requests at once by closed form",
+        "at once", "slots", "memory is", "rows", "fits", "running", "hits", "effective", "allocated", "free blocks",
+        "preempted",
     )  # fmt: skip
     before = None
     for row in part["rows"]:
         place = (row["at_once"], row["num_slots"])
         if before not in (None, place):
-            drawn.add_section()
+            speed.add_section()
+            books.add_section()
         before = place
-        modelled = row["modelled_gain"]
-        drawn.add_row(
-            f"{row['at_once']}",
-            f"{row['num_slots']:,}",
-            row["kind"],
+        names = [f"{row['at_once']}", f"{row['num_slots']:,}", row["kind"]]
+        speed.add_row(
+            *names,
+            _range(row["summary"]["output_tokens_per_s"], ",.0f"),
+            _range(row["gain"], ".2f"),
+            _number(row["modelled_gain"]["accelerator"], ".2f"),
+            _number(row["modelled_gain"]["here"], ".2f"),
+            _range(row["summary"]["ttft_p50_s"], ".2f"),
+            _range(row["summary"]["itl_p50_s"], ".1f", 1e3),
+            _middle(row, "decode_step_ms", ".1f"),
+            _kernel(row),
+        )
+        books.add_row(
+            *names,
             f"{row['max_num_seqs']}",
             f"{row['fits_closed_form']:.1f}",
             _middle(row, "running", ".1f"),
-            _range(row["summary"]["output_tokens_per_s"], ",.0f"),
-            _range(row["gain"], ".2f"),
-            f"{_number(modelled['accelerator'], '.2f')}, {_number(modelled['here'], '.2f')}",
-            _middle(row, "ttft_p50_s", ".2f"),
-            _middle(row, "itl_p50_s", ".1f", 1e3),
             _middle(row, "hit_rate", ".0%"),
             _middle(row, "effective_slots", ",.0f"),
             _middle(row, "allocated_slots", ",.0f"),
             _middle(row, "free_blocks", ",.0f"),
             _middle(row, "preemptions", ".0f"),
-            _middle(row, "decode_step_ms", ".1f"),
-            _kernel(row),
         )
-    return drawn
+    return [speed, books]
 
 
-def _blocks(part: Part) -> Table:
+def _blocks(part: Part) -> list[Table]:
+    """Time, and everything that is counted."""
     model, settings = part["model"], part["settings"]
-    drawn = _table(
+    where = f"One worker, {settings['slots']:,} slots, {settings['max_num_batched_tokens']} tokens a step at most"
+    time = _table(
         f"Block size in real servers: {model['name']}, {model['weights']} weights, {model['dtype']}",
-        f"{part['load']}; {settings['rounds']} rounds. One worker, {settings['slots']:,} slots, "
-        f"{settings['max_num_batched_tokens']} tokens a step at most. Step: the worker's work, median (least…greatest "
-        "round). Attention: all layers, ms a step and share of it, profiled. In square brackets: the closed form",
-        "B", "decode step ms", "attention ms", "prefill µs/token", "attention ms", "tail", "plan bytes", "scheduler µs",
-        "hits", "TTFT p50 s of hits", "tokens/s of decode", "ITL p50 ms", "effective", "allocated", "free blocks",
-        "preempted",
+        f"{part['load']}; {settings['rounds']} rounds. {where}. Step: the worker's work; medians, in brackets least "
+        "and greatest round. Attention: all layers, ms a step and share of it, profiled",
+        "B", "decode step ms", "attention ms", "prefill µs/token", "attention ms", "tokens/s", "ITL p50 ms",
+        "TTFT p50 s of hits", "scheduler µs a step",
+    )  # fmt: skip
+    counted = _table(
+        "What is counted",
+        f"Of the decode load; hits: of theirs. {where}. In brackets: the closed form",
+        "B", "effective", "allocated", "free blocks", "tail", "plan bytes", "hits", "preempted",
     )  # fmt: skip
     for row in part["rows"]:
         decode, prefill, hits, forms = row["decode"], row["prefill"], row["hits"], row["closed_forms"]
-        drawn.add_row(
+        time.add_row(
             f"{row['block_size']}",
             _range(decode["summary"]["decode_step_ms"], ".1f"),
             _kernel(decode),
             _range(prefill["summary"]["prefill_us_per_token"], ".0f"),
             _kernel(prefill),
-            f"{_number(row['tail_waste'], '.1f')} [{forms['tail_waste']:.1f}]",
-            f"{_middle(decode, 'decode_plan_bytes', '.0f')} [{forms['plan_bytes']:.0f}]",
-            _middle(decode, "scheduler_step_us", ".0f"),
-            f"{_middle(hits, 'hit_rate', '.1%')} [{forms['hit_rate']:.1%}]",
-            _middle(hits, "ttft_p50_s", ".2f"),
             _range(decode["summary"]["output_tokens_per_s"], ",.0f"),
             _middle(decode, "itl_p50_s", ".1f", 1e3),
+            _range(hits["summary"]["ttft_p50_s"], ".2f"),
+            _middle(decode, "scheduler_step_us", ".0f"),
+        )
+        counted.add_row(
+            f"{row['block_size']}",
             _middle(decode, "effective_slots", ",.0f"),
             _middle(decode, "allocated_slots", ",.0f"),
             _middle(decode, "free_blocks", ",.0f"),
+            f"{_number(row['tail_waste'], '.1f')} ({forms['tail_waste']:.1f})",
+            f"{_middle(decode, 'decode_plan_bytes', '.0f')} ({forms['plan_bytes']:.0f})",
+            f"{_middle(hits, 'hit_rate', '.1%')} ({forms['hit_rate']:.1%})",
             _middle(decode, "preemptions", ".0f"),
         )
-    return drawn
+    return [time, counted]
 
 
 def _table(title: str, caption: str, *columns: str) -> Table:
