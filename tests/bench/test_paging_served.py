@@ -85,7 +85,7 @@ def test_bytes_of_a_slot_and_of_the_weights() -> None:
 
 
 def test_real_servers_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = MemorySettings(slots=(1024,), requests=5, rounds=1, alone_requests=1, kinds=("reserved", "paged"))
+    few = MemorySettings(slots=(1024,), requests=16, rounds=1, alone_requests=1, kinds=("reserved", "paged"))
     monkeypatch.setattr(served_command, "QUICK_MEMORY", few)
     monkeypatch.setattr(served_command, "QUICK_BLOCKS", BlockSettings((32,), rounds=1, prefill_requests=3))
     out, picture = tmp_path / "r.json", tmp_path / "r.png"
@@ -95,10 +95,10 @@ def test_real_servers_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     by_memory, by_size = json.loads(out.read_text())["parts"]
     assert (by_memory["load_name"], by_memory["model"]["dtype"]) == ("shared", "bfloat16")
     assert [(row["kind"], row["at_once"], row["max_num_seqs"]) for row in by_memory["rows"]] == [
-        ("reserved", 64, 3), ("paged", 64, 64), ("reserved", 1, 3), ("paged", 1, 64),
+        ("reserved", 64, 2), ("paged", 64, 64), ("reserved", 1, 2), ("paged", 1, 64),
     ]  # fmt: skip
     reserved, paged, *_ = (row["runs"][0] for row in by_memory["rows"])
-    asked = sum(item.output_len for item in short_chat(5, few.seed).items)
+    asked = sum(item.output_len for item in short_chat(few.requests, few.seed).items)
     assert reserved["output_tokens"] == paged["output_tokens"] == asked
     assert paged["rows"] > reserved["rows"] and paged["steps"] < reserved["steps"]
     assert paged["effective_slots"] <= paged["allocated_slots"] <= 1024
