@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """0: the model's own, capped at 8192."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    max_step_stretch: float = 2.5
+    max_step_stretch: float = 2.25
     """While rows decode, prompts are cut so that a step takes at most this many times what decoding alone would (more
     where many wait: `scheduler.step_budget`); 0: only max_num_batched_tokens cuts them."""
     enable_prefix_caching: bool = True
