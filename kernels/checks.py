@@ -123,3 +123,44 @@ def check_write(
             f"slot_mapping must be contiguous int64 with {k.shape[0]} slots; "
             f"it is {slot_mapping.dtype} {tuple(slot_mapping.shape)}"
         )
+
+
+def check_rotate_and_write(
+    qkv: Tensor,
+    num_heads: int,
+    positions: Tensor,
+    table: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """What `kernels.fusion` asks for."""
+    check_caches(k_cache, v_cache)
+    check_scales(k_cache, k_scale, v_scale)
+    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    if qkv.dim() != 2 or qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or qkv.stride(1) != 1:
+        raise ValueError(
+            f"qkv must be [num_tokens, ({num_heads} + 2 * {num_kv_heads}) * {head_dim}] with contiguous rows, "
+            f"not {tuple(qkv.shape)}"
+        )
+    if table.dtype != torch.float32 or table.dim() != 2 or table.shape[1] != head_dim or not table.is_contiguous():
+        raise ValueError(
+            f"the table of angles must be contiguous float32 [n, {head_dim}], not {table.dtype} {tuple(table.shape)}"
+        )
+    if table.shape[0] < 1:
+        raise ValueError("the table of angles is empty")
+    for name, tensor in (("positions", positions), ("slot_mapping", slot_mapping)):
+        if tensor.dtype != torch.int64 or tensor.shape[0] < qkv.shape[0] or tensor.stride(0) != 1:
+            raise ValueError(
+                f"{name} must be contiguous int64 with {qkv.shape[0]} elements; "
+                f"it is {tensor.dtype} {tuple(tensor.shape)}"
+            )
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm are given together or not at all")
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None and (weight.dtype != torch.float32 or weight.shape != (head_dim,)):
+            raise ValueError(f"{name} must be float32 [{head_dim}], not {weight.dtype} {tuple(weight.shape)}")

@@ -166,7 +166,7 @@ def next_item(
 
 @kernel
 def attend(
-    counter, threads, scratch, q, q_token, q_head, out, out_token, out_head, k_cache, v_cache, num_blocks,
+    counter, threads, scratch, q, out, k_cache, v_cache, q_token, q_head, out_token, out_head, num_blocks,
     num_kv_heads, block_size, head_dim, kind, item_bytes, group, rows_capacity, num_tokens, query_starts,
     seq_lens, table, table_stride, table_blocks, num_seqs, scale, window, soft_cap,
 ):  # fmt: skip

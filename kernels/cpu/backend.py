@@ -3,6 +3,9 @@
 One compiled kernel serves every shape, dtype and batch, so a step never waits for a compiler once warm_up has run.
 With one thread the kernel is simply called. With more, Python threads call it without the GIL, and claim work items
 from one counter; who computes an item does not change its result.
+
+The layers of a step differ in nothing but addresses. So what tensors look like is checked for the first of them, and
+for the others, compared: thirty times a step, checks would take as long as a layer's attention of a few sequences.
 """
 
 from __future__ import annotations
@@ -13,15 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from kernels.checks import check_attention, check_metadata, check_write
+from kernels.checks import check_attention, check_metadata, check_rotate_and_write, check_write
 from kernels.copying import copy_blocks
 from kernels.cpu.attention import attend, rows_of, scratch_bytes
 from kernels.cpu.cache_ops import write_rows
+from kernels.cpu.rotary import rotate_and_write
+from kernels.cpu.rotary import scratch_bytes as rotary_scratch_bytes
 from kernels.cpu.vectors import BF16, F16, F32, LANES
 from kernels.metadata import AttentionMetadata
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 MIN_PAIRS_FOR_THREADS = 4096  # below this many (query, key) pairs, waking a thread costs more than it gains
+_NOTHING: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
 
 class CpuBackend:
@@ -32,14 +38,21 @@ class CpuBackend:
         self.num_threads = num_threads or os.cpu_count() or 1
         if self.num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
-        self.counters = {"write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
+        self.counters = {"write_kv": 0, "rotate_and_write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self._scratch: list[Tensor] = []
         self._scratch_for = (0, 0)
         self._counter = torch.zeros(1, dtype=torch.int64)
         self._pool: ThreadPoolExecutor | None = None
-        self._last_metadata: AttentionMetadata | None = None
-        self._last_block_size = 0
-        self._last_arguments: tuple[int, ...] = ()
+        self._rotary_scratch = torch.empty(0, dtype=torch.uint8)
+        # Of the last paged_attention and the last rotate_and_write_kv: what was checked, and what follows from it. The
+        # tensors are held, so that no others can take their places in memory and be taken for them.
+        self._attended_metadata: AttentionMetadata | None = None
+        self._attended: tuple = ()
+        self._attend_arguments: tuple = ()
+        self._attend_threads = 1
+        self._rotated_by = _NOTHING
+        self._rotated: tuple = ()
+        self._rotate_arguments: tuple = ()
 
     def write_kv(
         self,
@@ -65,8 +78,50 @@ class CpuBackend:
             k.shape[0], num_blocks * block_size, num_kv_heads, block_size, head_dim * item,
         )  # fmt: skip
         if bad_token >= 0:
-            slot = slot_mapping[bad_token].item()
-            raise ValueError(f"token {bad_token} has slot {slot}; the cache has {num_blocks * block_size}")
+            raise _no_such_slot(bad_token, slot_mapping, k_cache)
+
+    def rotate_and_write_kv(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        positions: Tensor,
+        table: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        """See `kernels.fusion`. Rounded once, after norm and rotation."""
+        form = (
+            qkv.shape, qkv.stride(), qkv.dtype, qkv.is_cpu, num_heads,
+            k_cache.shape, k_cache.stride(), k_cache.dtype, v_cache.shape, v_cache.stride(), v_cache.dtype,
+            q_norm is None, k_norm is None, eps, k_scale is None, v_scale is None,
+        )  # fmt: skip
+        last_positions, last_table, last_slots = self._rotated_by
+        if (
+            positions is not last_positions or table is not last_table or slot_mapping is not last_slots
+            or form != self._rotated
+        ):  # fmt: skip
+            self._rotated_by = _NOTHING
+            check_rotate_and_write(
+                qkv, num_heads, positions, table, k_cache, v_cache, slot_mapping, q_norm, k_norm, k_scale, v_scale
+            )
+            _refuse_cache(k_cache)
+            self._prepare_rotation(qkv, num_heads, positions, table, k_cache, slot_mapping, eps)
+            self._rotated_by, self._rotated = (positions, table, slot_mapping), form
+        self.counters["rotate_and_write_kv"] += 1
+        q_weight, k_weight = (0, 0) if q_norm is None or k_norm is None else (q_norm.data_ptr(), k_norm.data_ptr())
+        bad_token = rotate_and_write(
+            self._rotary_scratch.data_ptr(), qkv.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
+            q_weight, k_weight, *self._rotate_arguments,
+        )  # fmt: skip
+        if bad_token >= 0:
+            raise _no_such_slot(bad_token, slot_mapping, k_cache)
 
     def paged_attention(
         self,
@@ -84,40 +139,31 @@ class CpuBackend:
         v_scale: Tensor | None = None,
         out: Tensor,
     ) -> None:
-        check_attention(
-            q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out,
-            sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+        form = (
+            q.shape, q.stride(), q.dtype, q.is_cpu, out.shape, out.stride(), out.dtype,
+            k_cache.shape, k_cache.stride(), k_cache.dtype, v_cache.shape, v_cache.stride(), v_cache.dtype,
+            scale, window, soft_cap, causal, sinks is None, k_scale is None, v_scale is None,
         )  # fmt: skip
-        _refuse_cache(k_cache)
-        if sinks is not None or not causal:
-            raise ValueError("the cpu backend has no sinks and is always causal")
-        if q.dtype != k_cache.dtype or q.dtype not in KINDS or q.shape[2] % LANES or not q.is_cpu:
-            raise ValueError(
-                f"the cpu backend needs q ({q.dtype}) and cache ({k_cache.dtype}) alike, one of "
-                f"{', '.join(map(str, KINDS))}, on the CPU, not {q.device}, and a head_dim that is a multiple "
-                f"of {LANES}, not {q.shape[2]}"
-            )
+        if metadata is not self._attended_metadata or form != self._attended:
+            self._attended_metadata = None
+            check_attention(
+                q, k_cache, v_cache, metadata.num_tokens, window, soft_cap, out,
+                sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
+            _refuse_cache(k_cache)
+            if sinks is not None or not causal:
+                raise ValueError("the cpu backend has no sinks and is always causal")
+            self._prepare_attention(q, k_cache, metadata, scale, window, soft_cap, out)
+            self._attended_metadata, self._attended = metadata, form
         self.counters["paged_attention"] += 1
-        num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
-        group = q.shape[1] // num_kv_heads
-        item = q.element_size()
-        scratch = self._scratch_memory(group, head_dim)
-        args = (
-            q.data_ptr(), q.stride(0) * item, q.stride(1) * item,
-            out.data_ptr(), out.stride(0) * item, out.stride(1) * item,
-            k_cache.data_ptr(), v_cache.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
-            KINDS[q.dtype], item, group, rows_of(group),
-            *self._metadata_arguments(metadata, block_size), float(scale), window or 0,
-            float(soft_cap or 0.0),
-        )  # fmt: skip
-        threads = self._threads_for(metadata, window)
-        if threads == 1:
-            bad_seq = attend(0, 1, scratch[0].data_ptr(), *args)
+        args = (q.data_ptr(), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), *self._attend_arguments)
+        if self._attend_threads == 1:
+            bad_seq = attend(0, 1, self._scratch[0].data_ptr(), *args)
         else:
-            bad_seq = self._attend_together(threads, args)
+            bad_seq = self._attend_together(self._attend_threads, args)
         if bad_seq >= 0:
             raise ValueError(
-                f"sequence {bad_seq} names a block outside of the cache's {num_blocks}, "
+                f"sequence {bad_seq} names a block outside of the cache's {k_cache.shape[0]}, "
                 "or has more tokens than its block table or the step"
             )
 
@@ -139,7 +185,7 @@ class CpuBackend:
         sinks: bool = False,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Compile (or load from the disk cache) both kernels, start the threads, touch the scratch memory."""
+        """Compile (or load from the disk cache) all kernels, start the threads, touch the scratch memory."""
         counted = dict(self.counters)
         seq_len = block_size + 1
         query_len = max(seq_len, MIN_PAIRS_FOR_THREADS // seq_len + 1)  # so much that the threads take part
@@ -150,6 +196,11 @@ class CpuBackend:
         k = torch.zeros((query_len, num_kv_heads, head_dim), dtype=dtype)
         q = torch.zeros((query_len, num_q_heads, head_dim), dtype=dtype)
         self.write_kv(k, k, k_cache, v_cache, metadata.slot_mapping)
+        self.rotate_and_write_kv(
+            torch.zeros((query_len, (num_q_heads + 2 * num_kv_heads) * head_dim), dtype=dtype), num_q_heads,
+            torch.zeros(query_len, dtype=torch.int64), torch.zeros((1, head_dim)), k_cache, v_cache,
+            metadata.slot_mapping,
+        )  # fmt: skip
         self.paged_attention(
             q, k_cache, v_cache, metadata, scale=1.0, window=window, soft_cap=soft_cap, out=torch.empty_like(q)
         )
@@ -161,30 +212,68 @@ class CpuBackend:
             self._pool.shutdown()
             self._pool = None
 
-    def _scratch_memory(self, group: int, head_dim: int) -> list[Tensor]:
+    def _scratch_memory(self, group: int, head_dim: int) -> None:
         """One piece of scratch memory per thread, made when the shape is first seen."""
         if self._scratch_for != (group, head_dim):
             size = scratch_bytes(group, head_dim)
             self._scratch = [torch.empty(size, dtype=torch.uint8) for _ in range(self.num_threads)]
             self._scratch_for = (group, head_dim)
-        return self._scratch
 
     def _threads_for(self, metadata: AttentionMetadata, window: int | None) -> int:
         """All threads, or this one alone where the step is too small to be worth waking the others."""
         keys = min(metadata.max_seq_len, window or metadata.max_seq_len)
         return self.num_threads if metadata.num_tokens * keys >= MIN_PAIRS_FOR_THREADS else 1
 
-    def _metadata_arguments(self, metadata: AttentionMetadata, block_size: int) -> tuple[int, ...]:
-        """Checked once a step: all layers of a cache group are given the same metadata object."""
-        if self._last_metadata is not metadata or self._last_block_size != block_size:
-            check_metadata(metadata, block_size)
-            table = metadata.block_table
-            self._last_metadata, self._last_block_size = metadata, block_size
-            self._last_arguments = (
-                metadata.num_tokens, metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr(),
-                table.data_ptr(), table.stride(0) * 4, table.shape[1], metadata.num_seqs,
-            )  # fmt: skip
-        return self._last_arguments
+    def _prepare_rotation(
+        self, qkv: Tensor, num_heads: int, positions: Tensor, table: Tensor, k_cache: Tensor, slots: Tensor, eps: float
+    ) -> None:
+        """The arguments of `rotate_and_write` behind the addresses of a layer. Raises ValueError."""
+        num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+        if qkv.dtype != k_cache.dtype or head_dim % LANES or not qkv.is_cpu:
+            raise ValueError(
+                f"the cpu backend needs qkv ({qkv.dtype}) and cache ({k_cache.dtype}) alike, on the CPU, not "
+                f"{qkv.device}, and a head_dim that is a multiple of {LANES}, not {head_dim}"
+            )
+        if self._rotary_scratch.numel() < rotary_scratch_bytes(head_dim):
+            self._rotary_scratch = torch.empty(rotary_scratch_bytes(head_dim), dtype=torch.uint8)
+        item = qkv.element_size()
+        self._rotate_arguments = (
+            positions.data_ptr(), slots.data_ptr(), table.data_ptr(), qkv.stride(0) * item, KINDS[qkv.dtype], item,
+            qkv.shape[0], num_heads, num_kv_heads, head_dim, table.shape[0], num_blocks * block_size, block_size,
+            float(eps),
+        )  # fmt: skip
+
+    def _prepare_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+        out: Tensor,
+    ) -> None:
+        """The arguments of `attend` behind the four addresses, and with how many threads. Raises ValueError."""
+        num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+        if q.dtype != k_cache.dtype or q.dtype not in KINDS or head_dim % LANES or not q.is_cpu:
+            raise ValueError(
+                f"the cpu backend needs q ({q.dtype}) and cache ({k_cache.dtype}) alike, one of "
+                f"{', '.join(map(str, KINDS))}, on the CPU, not {q.device}, and a head_dim that is a multiple "
+                f"of {LANES}, not {head_dim}"
+            )
+        check_metadata(metadata, block_size)
+        group = q.shape[1] // num_kv_heads
+        item = q.element_size()
+        table = metadata.block_table
+        self._scratch_memory(group, head_dim)
+        self._attend_arguments = (
+            q.stride(0) * item, q.stride(1) * item, out.stride(0) * item, out.stride(1) * item,
+            num_blocks, num_kv_heads, block_size, head_dim, KINDS[q.dtype], item, group, rows_of(group),
+            metadata.num_tokens, metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr(),
+            table.data_ptr(), table.stride(0) * 4, table.shape[1], metadata.num_seqs,
+            float(scale), window or 0, float(soft_cap or 0.0),
+        )  # fmt: skip
+        self._attend_threads = self._threads_for(metadata, window)
 
     def _attend_together(self, threads: int, args: tuple) -> int:
         """The greatest result of all threads."""
@@ -198,6 +287,11 @@ class CpuBackend:
         ]
         mine = attend(counter, threads, self._scratch[0].data_ptr(), *args)
         return max(mine, *(other.result() for other in others))
+
+
+def _no_such_slot(token: int, slot_mapping: Tensor, k_cache: Tensor) -> ValueError:
+    num_slots = k_cache.shape[0] * k_cache.shape[2]
+    return ValueError(f"token {token} has slot {slot_mapping[token].item()}; the cache has {num_slots}")
 
 
 def _refuse_cache(cache: Tensor) -> None:

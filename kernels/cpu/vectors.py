@@ -352,6 +352,17 @@ def divide(typingctx, a, b):
 
 
 @intrinsic
+def fma(typingctx, a, b, c):
+    """a * b + c, rounded once where the machine can."""
+    return float32x16(float32x16, float32x16, float32x16), lambda context, builder, sig, args: _fma(builder, *args)
+
+
+@intrinsic
+def negate(typingctx, vector):
+    return float32x16(float32x16), lambda context, builder, sig, args: builder.fneg(args[0])
+
+
+@intrinsic
 def maximum(typingctx, a, b):
     """Lane by lane; b where either is NaN."""
     return float32x16(float32x16, float32x16), lambda context, builder, sig, args: _maximum(builder, *args)
