@@ -23,7 +23,7 @@ from scheduler.queue import MAX_OVERTAKEN, RequestQueue
 from scheduler.replica import Replica, Step, publish_row, publish_rows
 from scheduler.request import Request, RequestState
 from scheduler.router import Router
-from scheduler.step_budget import StepBudget, weigh
+from scheduler.step_budget import StepBudget
 
 LOOKED_AT = 64
 """Requests of the queue among which interrupted ones are looked for: they keep their arrival, so they are in front."""
@@ -124,14 +124,14 @@ class Planner:
         rows, joining = replica.rows, len(queue) if replica.rows.has_free_row else 0
         if not prefill and not joining:
             return 0
-        waiting, position = 0.0, 0.0
+        waiting, interrupted, position = float(len(prefill)), 0.0, 0.0
         if prefill:
-            resumed = int(np.count_nonzero(rows.committed[prefill] > rows.prompt_len[prefill]))
-            waiting, position = weigh(len(prefill), resumed), float(rows.planned[prefill[0]])
+            interrupted += int(np.count_nonzero(rows.committed[prefill] > rows.prompt_len[prefill]))
+            position = float(rows.planned[prefill[0]])
         if joining:
-            resumed = sum(request.num_output > 0 for request in queue.first(LOOKED_AT))
-            waiting += weigh(joining, resumed) / router.num_ready
-        return self.budget.prefill_tokens(replica.costs, decoding, waiting, position)
+            waiting += joining / router.num_ready
+            interrupted += sum(request.num_output > 0 for request in queue.first(LOOKED_AT)) / router.num_ready
+        return self.budget.prefill_tokens(replica.costs, decoding, waiting, interrupted, position)
 
     def pace(self, replica: Replica) -> tuple[float, float, int]:
         """For those who look: seconds of a step in which the rows that decode now do nothing else, seconds that a token

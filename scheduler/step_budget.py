@@ -44,13 +44,10 @@ CROWD = 6.0
 """The stretch grows when, for every row that decodes, more than 1 / CROWD requests wait behind the first one."""
 MOST_GROWN = 4.0
 """It grows to so many times itself; beyond, those who wait would gain little."""
-RESUMED_WEIGHT = 4
-"""A stream that was interrupted (its worker died, or it was preempted) waits as urgently as so many new requests."""
-
-
-def weigh(waiting: int, resumed: int) -> int:
-    """Requests that wait, `resumed` of which are interrupted streams, as so many new ones."""
-    return waiting + (RESUMED_WEIGHT - 1) * resumed
+INTERRUPTED = 16.0
+"""For interrupted streams (their worker died, or they were preempted) it grows to so many times itself for each of them
+by row that decodes, without a limit: they are silent already, and where they are many the silence of all is shortest
+when they are dealt with at once."""
 
 
 class StepCosts:
@@ -133,9 +130,12 @@ class StepBudget:
         self.most_tokens = most_tokens
         self.block_size = block_size
 
-    def prefill_tokens(self, costs: StepCosts, decoding: int, waiting: float, position: float = 0.0) -> int:
+    def prefill_tokens(
+        self, costs: StepCosts, decoding: int, waiting: float, interrupted: float = 0.0, position: float = 0.0
+    ) -> int:
         """Prompt tokens that a step with `decoding` rows may take: LEAST_CHUNK or more, but never more than the static
-        budget leaves. waiting: requests whose prompts are to be computed, see RESUMED_WEIGHT; position: of the first.
+        budget leaves. waiting: requests whose prompts are to be computed, `interrupted` of which are streams that have
+        produced tokens before; position: where the first of them goes on.
         """
         most = self.most_tokens - decoding
         if not self.stretch or not decoding:
@@ -144,7 +144,8 @@ class StepBudget:
         if decode_s is None or chunk is None:
             return most
         fixed_s, token_s = chunk
-        stretch = self.stretch * min(MOST_GROWN, max(1.0, CROWD * (waiting - 1) / decoding))
+        crowd = min(MOST_GROWN, CROWD * (waiting - 1) / decoding)
+        stretch = self.stretch * max(1.0, crowd, INTERRUPTED * interrupted / decoding)
         spare_s = max((stretch - 1.0) * decode_s - fixed_s, WORTH_ITS_COST * fixed_s)
         if most * token_s <= spare_s:
             return most

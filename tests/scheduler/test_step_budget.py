@@ -90,11 +90,12 @@ def test_it_grows_with_the_stretch_and_with_those_who_wait(
     decoding: int, waiting: list[int], stretch: list[float]
 ) -> None:
     costs = taught(CPU)
+    by_interrupted = [budget().prefill_tokens(costs, decoding, 300, count) for count in sorted(waiting)]
     by_waiting = [budget().prefill_tokens(costs, decoding, count) for count in sorted(waiting)]
     by_stretch = [budget(each).prefill_tokens(costs, decoding, 1) for each in sorted(stretch)]
-    for smaller, larger in (*pairwise(by_waiting), *pairwise(by_stretch)):
+    for smaller, larger in (*pairwise(by_waiting), *pairwise(by_stretch), *pairwise(by_interrupted)):
         assert smaller <= larger
-    for tokens in by_waiting + by_stretch:
+    for tokens in by_waiting + by_stretch + by_interrupted:
         assert LEAST_CHUNK <= tokens <= MOST - decoding
         assert tokens < 64 or tokens % 16 == 0 or tokens == MOST - decoding, "whole blocks, where that costs little"
     assert CPU(decoding, max(by_waiting)) <= 1.2 * MOST_GROWN * STRETCH * CPU(decoding, 0)
@@ -105,6 +106,12 @@ def test_one_long_prompt_is_no_crowd_and_a_burst_is() -> None:
     quiet = rule.prefill_tokens(costs, decoding=1, waiting=1)
     assert CPU(1, quiet) <= 1.1 * STRETCH * CPU(1, 0)
     assert rule.prefill_tokens(costs, decoding=1, waiting=7) > 4 * quiet
+
+
+def test_streams_that_move_are_computed_at_full_speed() -> None:
+    costs, rule = taught(CPU), budget()
+    assert rule.prefill_tokens(costs, decoding=8, waiting=8, interrupted=8) == MOST - 8
+    assert rule.prefill_tokens(costs, decoding=60, waiting=1, interrupted=1) == rule.prefill_tokens(costs, 60, 1)
 
 
 def test_chunks_are_large_where_a_small_one_costs_as_much() -> None:
@@ -170,7 +177,7 @@ def test_tokens_far_back_in_a_prompt_cost_more() -> None:
         position = 64.0 * (number % 40)
         costs.observe(4, 48, position, CPU(4, 48) + attention_s * 48 * position)
         costs.observe(4, 0, 0.0, CPU(4, 0))
-    near, far = (budget().prefill_tokens(costs, 4, 1, position) for position in (0.0, 2000.0))
+    near, far = (budget().prefill_tokens(costs, 4, 1, position=position) for position in (0.0, 2000.0))
     assert near > far
     assert CPU(4, far) + attention_s * far * 2000 <= 1.2 * STRETCH * CPU(4, 0)
 
