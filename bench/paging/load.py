@@ -60,12 +60,12 @@ def chat(count: int, seed: int, rate: float = 0.0) -> Load:
 
 
 def short_chat(count: int, seed: int) -> Load:
-    """Likewise, a quarter as long: for servers on a CPU."""
+    """Likewise, shorter and with a shorter tail: for servers on a CPU, in minutes."""
     rng = np.random.default_rng([seed, 3])
-    prompts = np.clip(np.rint(rng.lognormal(np.log(64), 0.8, count)), 1, 256)
-    outputs = np.clip(np.rint(rng.lognormal(np.log(32), 0.8, count)), 2, 128)
+    prompts = np.clip(np.rint(rng.lognormal(np.log(64), 0.8, count)), 1, 192)
+    outputs = np.clip(np.rint(rng.lognormal(np.log(32), 0.8, count)), 2, 64)
     return _load(
-        "short chat: log-normal, prompt median 64 (sigma 0.8, cut at 256), output median 32 (sigma 0.8, 2…128)",
+        "short chat: log-normal, prompt median 64 (sigma 0.8, cut at 192), output median 32 (sigma 0.8, 2…64)",
         prompts, outputs, rng, 0.0,
     )  # fmt: skip
 

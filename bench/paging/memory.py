@@ -36,6 +36,8 @@ from bench.workload import Request
 KINDS = throughput.KINDS
 LOADS = {"shared": 128, "random": 0}
 """Tokens of a shared prefix in front of each prompt, by the load's name."""
+SLOTS = {"shared": 1024, "random": 512}
+"""Memory for two of the longest requests; other sizes are multiples of it."""
 NUM_PREFIXES = 4
 SUMMARISED = (
     "output_tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "steps", "rows", "running",
@@ -48,13 +50,14 @@ SUMMARISED = (
 class MemorySettings:
     """How much of it is run. The servers have launch.py's own defaults in all else."""
 
-    slots: tuple[int, ...] = (1024, 2048, 8192)
+    memories: tuple[int, ...] = (1, 2, 8)
+    """In multiples of SLOTS; in the greatest, all requests fit."""
     requests: int = 16
     rounds: int = 2
     at_once: int = 64
     block_size: int = 16
     max_num_batched_tokens: int = 512
-    alone_requests: int = 4
+    alone_requests: int = 3
     """Of the load that has one request at a time, in the smallest memory and, paged, in the largest."""
     profile_steps: int = 20
     kinds: tuple[str, ...] = KINDS
@@ -92,8 +95,8 @@ async def measure(model: ServedModel, load_name: str, settings: MemorySettings, 
     load = short_chat(settings.requests, settings.seed)
     longest = prefix_len + load.longest
     rows: list[dict[str, Any]] = []
-    for slots in settings.slots:
-        last = slots == settings.slots[-1]
+    for multiple in settings.memories:
+        slots = multiple * SLOTS[load_name]
         async with AsyncExitStack() as stack:
             progress(f"{model.shape.name}, {slots:,} slots: starting {len(settings.kinds)} servers")
             limits = [throughput.rows_of(kind, slots, longest, settings.at_once) for kind in settings.kinds]
@@ -109,11 +112,11 @@ async def measure(model: ServedModel, load_name: str, settings: MemorySettings, 
             ]
             rows += await _rounds(points, model, load, prefix_len, settings, progress)
             alone = replace(load, items=load.items[: settings.alone_requests])
-            if slots == settings.slots[0]:
+            if multiple == settings.memories[0]:
                 rows += await _rounds(
                     [replace(point, at_once=1) for point in points], model, alone, prefix_len, settings, progress
                 )
-            elif last:
+            elif multiple == settings.memories[-1]:
                 paged = [replace(point, at_once=1) for point in points if point.kind == KINDS[1]]
                 rows += await _rounds(paged, model, alone, prefix_len, settings, progress)
     balance = balance_of(rows)
@@ -153,13 +156,14 @@ async def _rounds(
     settings: MemorySettings,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """A warm-up of each, part of which is profiled, then rounds in which they take turns."""
+    """A warm-up of each with half the load, in part profiled, then rounds in which they take turns."""
     rows = []
     for point in points:
         progress(f"{model.shape.name}, {point.num_slots:,} slots, {point.at_once} at once: {point.kind}, warm-up")
         requests = requests_of(load, prefix_len, model.token_ids, 0)
-        quarter = sum(request.output_len for request in requests) // 4
-        warm = await point.server.run(requests, point.at_once, settings.profile_steps, quarter)
+        half = requests[: (len(requests) + 1) // 2]
+        quarter = sum(request.output_len for request in half) // 4
+        warm = await point.server.run(half, point.at_once, settings.profile_steps, quarter)
         rows.append(
             {
                 "at_once": point.at_once,

@@ -31,8 +31,8 @@ from bench.processes import StartFailed
 from bench.target import TargetError
 from client import ClientError
 
-TINY_MEMORY = MemorySettings(slots=(1024, 2048, 4096, 8192, 16384), requests=48)
-QUICK_MEMORY = MemorySettings(slots=(1024, 8192), requests=16, rounds=1, alone_requests=2)
+TINY_MEMORY = MemorySettings(memories=(1, 2, 4, 8, 16), requests=48)
+QUICK_MEMORY = MemorySettings(memories=(1, 8), requests=16, rounds=1, alone_requests=2)
 QUICK_BLOCKS = BlockSettings(block_sizes=(16, 128), rounds=1)
 
 

@@ -190,7 +190,7 @@ def _draw_memory(line: Sequence[Any], part: Part) -> None:
     for axes in line:
         axes.set(xscale="log", xlabel="KV memory, slots")
         axes.set_ylim(0, None)
-        axes.set_xticks(slots, [f"{n // 1024}k" for n in slots])
+        axes.set_xticks(slots, [f"{n:,}" for n in slots])
         axes.minorticks_off()
         axes.legend(frameon=False, fontsize=7)
 

@@ -85,7 +85,7 @@ def test_bytes_of_a_slot_and_of_the_weights() -> None:
 
 
 def test_real_servers_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = MemorySettings(slots=(1024,), requests=16, rounds=1, alone_requests=1, kinds=("reserved", "paged"))
+    few = MemorySettings(memories=(1,), requests=16, rounds=1, alone_requests=1, kinds=("reserved", "paged"))
     monkeypatch.setattr(served_command, "QUICK_MEMORY", few)
     monkeypatch.setattr(served_command, "QUICK_BLOCKS", BlockSettings((32,), rounds=1, prefill_requests=3))
     out, picture = tmp_path / "r.json", tmp_path / "r.png"
