@@ -52,12 +52,12 @@ class MemorySettings:
 
     memories: tuple[int, ...] = (1, 2, 8)
     """In multiples of SLOTS; in the greatest, all requests fit."""
-    requests: int = 16
+    requests: int = 12
     rounds: int = 2
     at_once: int = 64
     block_size: int = 16
     max_num_batched_tokens: int = 512
-    alone_requests: int = 3
+    alone_requests: int = 2
     """Of the load that has one request at a time, in the smallest memory and, paged, in the largest."""
     profile_steps: int = 20
     kinds: tuple[str, ...] = KINDS

@@ -12,6 +12,7 @@ import asyncio
 import json
 import shlex
 import sys
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ from bench.target import TargetError
 from client import ClientError
 
 TINY_MEMORY = MemorySettings(memories=(1, 2, 4, 8, 16), requests=48)
-QUICK_MEMORY = MemorySettings(memories=(1, 8), requests=16, rounds=1, alone_requests=2)
+QUICK_MEMORY = MemorySettings(memories=(1, 8), rounds=1)
 QUICK_BLOCKS = BlockSettings(block_sizes=(16, 128), rounds=1)
 
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.add and args.json.exists():
             parts = json.loads(args.json.read_text())["parts"]
         with console.status("starting") as status:
-            for measured in _measure(args, status.update):
+            for measured in _measure(args, status.update if console.is_terminal else _log()):
                 parts = [part for part in parts if _key(part) != _key(measured)] + [measured]
     except (ValueError, KeyError, StartFailed, ServedFailed, TargetError, ClientError) as error:
         console.print(f"[red]bench paging {args.experiment}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
@@ -59,6 +60,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.plot is not None:
         served_report.write_plot(parts, args.plot)
     return 0
+
+
+def _log() -> Progress:
+    """What is going on as lines on stderr, with the seconds since the start."""
+    started = time.monotonic()
+    return lambda text: print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def _key(part: dict[str, Any]) -> tuple[str, ...]:
