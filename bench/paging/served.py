@@ -26,7 +26,7 @@ from client import RequestRejected
 from protocol.arrays import unpack
 from protocol.messages import STEP_COLUMNS, ReplicaStatus, Snapshot
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 300.0
 LOOK_S = 0.05
 """Between two looks at the server. Of its step records it keeps 256: none is missed while steps take 0.2 ms or more."""
