@@ -9,8 +9,9 @@ JSON of one part, stable for `schema` 1 (keys may be added):
             runs (for each round the keys of RunStats and of bench/paging/observed.py:Seen),
             summary (key -> {median, min, max} over the rounds),
             gain {median, min, max}: output_tokens_per_s over that of "reserved" in the same memory and round,
-            modelled_gain {accelerator, here}: the same from the model of a step in bench/paging/throughput.py, with its
-            own balance and with the one measured here (null without one)
+            modelled_gain {accelerator, here, here_added}: the same from the model of a step in
+            bench/paging/throughput.py, with its own balance, with the one measured here, and with that where arithmetic
+            is added to the reading of the weights instead of hidden behind it (null where no balance was measured)
 """
 
 from __future__ import annotations
@@ -119,12 +120,12 @@ async def measure(model: ServedModel, load_name: str, settings: MemorySettings, 
             elif multiple == settings.memories[-1]:
                 paged = [replace(point, at_once=1) for point in points if point.kind == KINDS[1]]
                 rows += await _rounds(paged, model, alone, prefix_len, settings, progress)
-    balance = balance_of(rows)
     for row in rows:
         part = replace(load, items=load.items[: row["requests"]])
         row["fits_closed_form"] = _fits(row, part, prefix_len, longest, settings)
     _add_gains(rows)
-    _add_modelled_gains(rows, model, load, prefix_len, balance)
+    balance = balance_of(rows)
+    add_modelled_gains(rows, model, load, prefix_len, balance)
     return {
         "experiment": "memory",
         "model": model.json(),
@@ -236,13 +237,14 @@ def _reserved(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, 
     return None
 
 
-def _add_modelled_gains(
+def add_modelled_gains(
     rows: Sequence[dict[str, Any]], model: ServedModel, load: Load, prefix_len: int, balance: float | None
 ) -> None:
     per_pass = model.weight_bytes / model.slot_bytes
     models = {"accelerator": throughput.StepModel(kv_tokens_per_pass=per_pass)}
     if balance is not None:
         models["here"] = throughput.StepModel(balance, per_pass)
+        models["here_added"] = throughput.StepModel(balance, per_pass, hidden=False)
     rates: dict[tuple[str, int, int, str], float] = {}
     for row in rows:
         part = replace(load, items=load.items[: row["requests"]])
@@ -260,4 +262,4 @@ def _add_modelled_gains(
             name: rates[name, row["at_once"], row["num_slots"], row["kind"]]
             / rates[name, row["at_once"], row["num_slots"], KINDS[0]]
             for name in models
-        } | ({} if balance is not None else {"here": None})
+        } | ({} if balance is not None else {"here": None, "here_added": None})

@@ -12,6 +12,7 @@ from rich.table import Table
 from bench.paging.memory import KINDS
 
 Part = Mapping[str, Any]
+MODELLED = {"accelerator": "modelled, accelerator", "here_added": "modelled, this machine"}
 
 
 def tables(parts: Iterable[Part]) -> list[Table]:
@@ -50,7 +51,7 @@ def _memory(part: Part) -> list[Table]:
         f"{settings['max_num_batched_tokens']} tokens a step at most. Medians, in brackets least and greatest round. "
         "Gain: over reserved, same memory and round; modelled for an accelerator, and with the balance measured here, "
         f"{_number(part['balance'], '.0f')} tokens. Attention: all layers, ms a step and share of it, profiled",
-        "at once", "slots", "memory is", "tokens/s", "gain", "modelled, acc.", "here", "TTFT p50 s", "ITL p50 ms",
+        "at once", "slots", "memory is", "tokens/s", "gain", "acc.", "here", "added", "TTFT p50 s", "ITL p50 ms",
         "decode step ms", "attention ms",
     )  # fmt: skip
     books = _table(
@@ -71,8 +72,7 @@ def _memory(part: Part) -> list[Table]:
             *names,
             _range(row["summary"]["output_tokens_per_s"], ",.0f"),
             _range(row["gain"], ".2f"),
-            _number(row["modelled_gain"]["accelerator"], ".2f"),
-            _number(row["modelled_gain"]["here"], ".2f"),
+            *(_number(row["modelled_gain"][name], ".2f") for name in ("accelerator", "here", "here_added")),
             _range(row["summary"]["ttft_p50_s"], ".2f"),
             _range(row["summary"]["itl_p50_s"], ".1f", 1e3),
             _middle(row, "decode_step_ms", ".1f"),
@@ -174,10 +174,10 @@ def _draw_memory(line: Sequence[Any], part: Part) -> None:
             running.plot(places, [row["fits_closed_form"] for row in rows], color=color, linestyle=":", label=label)
         if kind != KINDS[0]:
             _with_whiskers(gain, places, [row["gain"] for row in rows], color, f"{kind}, measured")
-            for name, style in (("accelerator", ":"), ("here", "--")):
+            for name, style in (("accelerator", ":"), ("here_added", "--")):
                 modelled = [row["modelled_gain"][name] for row in rows]
                 if None not in modelled:
-                    gain.plot(places, modelled, linestyle=style, color=color, label=f"modelled, {name}")
+                    gain.plot(places, modelled, linestyle=style, color=color, label=MODELLED[name])
     alone = [row for row in part["rows"] if row["at_once"] == 1]
     if alone:
         values = [row["summary"]["output_tokens_per_s"]["median"] for row in alone]

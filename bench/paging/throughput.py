@@ -34,14 +34,17 @@ KINDS = ("reserved", "paged", "paged, cached")
 @dataclass(frozen=True)
 class StepModel:
     """balance: tokens whose arithmetic takes as long as reading the weights once. kv_tokens_per_pass: tokens whose keys
-    and values take as long to read."""
+    and values take as long to read. hidden: whether arithmetic goes on while weights are read, so that the longer of
+    both counts (a roofline), or comes on top of it."""
 
     balance: float = BALANCE
     kv_tokens_per_pass: float = KV_TOKENS_PER_PASS
+    hidden: bool = True
 
     def passes(self, tokens: int, kv_tokens: int) -> float:
-        """What a step costs, in passes over the weights."""
-        return max(1.0, tokens / self.balance) + kv_tokens / self.kv_tokens_per_pass
+        """What a step costs, in passes over the weights (with the arithmetic of one token)."""
+        weights = max(1.0, tokens / self.balance) if self.hidden else 1 + (tokens - 1) / self.balance
+        return weights + kv_tokens / self.kv_tokens_per_pass
 
 
 ACCELERATOR = StepModel()
