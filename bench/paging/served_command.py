@@ -53,10 +53,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except (ValueError, KeyError, StartFailed, ServedFailed, TargetError, ClientError) as error:
         console.print(f"[red]bench paging {args.experiment}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 2
-    for table in served_report.tables(parts):
-        console.print(table)
     if args.json is not None:
         args.json.write_text(json.dumps({"schema": 1, "parts": parts}, indent=1) + "\n")
+    for table in served_report.tables(parts):
+        console.print(table)
     if args.plot is not None:
         served_report.write_plot(parts, args.plot)
     return 0
