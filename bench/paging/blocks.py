@@ -44,7 +44,7 @@ KEYS = (*SUMMARISED, "decode_plan_bytes")
 class BlockSettings:
     """How much of it is run. The servers have launch.py's own defaults in all else."""
 
-    block_sizes: tuple[int, ...] = (4, 16, 32, 64, 128)
+    block_sizes: tuple[int, ...] = (16, 32, 64, 128)
     rounds: int = 2
     slots: int = 8192
     max_num_batched_tokens: int = 512
@@ -115,6 +115,9 @@ async def _run(
             "decode": (settings.profile_steps, 4 * len(requests)),
             "prefill": (max(1, settings.prefill_requests - 2), 0),
         }.get(name, (0, 0))
+        if not steps:
+            row[name] = {"kernel": None, "runs": []}
+            return
         warm = await server.run(requests, len(requests), steps, after)
         row[name] = {"kernel": warm["kernel"], "runs": []}
         return

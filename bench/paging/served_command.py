@@ -33,6 +33,7 @@ from bench.target import TargetError
 from client import ClientError
 
 TINY_MEMORY = MemorySettings(memories=(1, 2, 4, 8, 16), requests=48)
+TINY_BLOCKS = BlockSettings(block_sizes=(1, 4, 16, 32, 64, 128))
 QUICK_MEMORY = MemorySettings(memories=(1, 8), rounds=1)
 QUICK_BLOCKS = BlockSettings(block_sizes=(16, 128), rounds=1)
 
@@ -78,7 +79,7 @@ def _measure(args: argparse.Namespace, progress: Progress) -> list[dict[str, Any
     for name in [args.model] if args.model else ["tiny"] if args.quick else list(MODELS):
         model = MODELS[name]
         if args.experiment == "blocks":
-            by_size = QUICK_BLOCKS if args.quick else BlockSettings()
+            by_size = QUICK_BLOCKS if args.quick else TINY_BLOCKS if name == "tiny" else BlockSettings()
             by_size = replace(by_size, rounds=args.rounds or by_size.rounds)
             measured.append(_part(blocks.measure(model, by_size, progress)))
             continue
