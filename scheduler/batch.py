@@ -119,11 +119,8 @@ class RowBatch:
 
     def requests_of(self, rows: I64) -> list[Request]:
         """The requests in these rows, all of which must be in use."""
-        found = []
-        for row in rows.tolist():
-            request = self.requests[row]
-            assert request is not None, f"row {row} is not in use"
-            found.append(request)
+        found = [request for row in rows.tolist() if (request := self.requests[row]) is not None]
+        assert len(found) == len(rows), "a row is not in use"
         return found
 
     def _set_stop_ids(self, row: int, stop_ids: tuple[int, ...]) -> None:

@@ -22,7 +22,7 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """In order, over a snapshot: entries may be removed meanwhile."""
-        return iter([request for _, request in self._entries])
+        return (request for _, request in self._entries.copy())
 
     def first(self, count: int) -> list[Request]:
         """The first `count` of them, in order."""
