@@ -20,6 +20,7 @@ from protocol.model_config import ModelConfig
 from protocol.runtime import Endpoints, publish
 from protocol.sockets import bind_router
 from scheduler import events as e
+from scheduler.collector import leave_out_what_is_there
 from scheduler.engine import Engine
 from scheduler.outbox import Outbox
 from scheduler.trace_file import TraceFile
@@ -149,6 +150,8 @@ class Server:
         problem = self._try_send_frame(self.workers, identity, frame)
         if problem is not None:
             failures.append(e.WorkerUnreachable(identity, f"cannot be reached: {problem.strerror}"))
+        if isinstance(message, m.Welcome):
+            leave_out_what_is_there()
 
     def _to_client(self, identity: bytes, message: m.SchedulerToClient, failures: list[e.Event]) -> None:
         if self.outbox.holds(identity):
