@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.page import control_table, serve_table
+from bench.page import control_table, gap_table, serve_table
 from bench.page.markers import fill, named
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -63,6 +63,8 @@ def render(file: Path, options: dict[str, str]) -> str:
             return serve_table.render(result, file.name, **options)
         if "cases" in result and "sides" in result:
             return control_table.render(result, file.name, **options)
+        if "gaps" in result:
+            return gap_table.render(result, file.name, **options)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file.name}: {type(error).__name__}: {error}") from error
     raise ValueError(f"{file.name} was written neither by `bench serve` nor by `bench control`")

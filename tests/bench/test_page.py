@@ -14,6 +14,7 @@ from bench.__main__ import main
 from bench.load import ClosedLoop
 from bench.long_arrivals import BesideStreams, LongArrivals
 from bench.page import control_table, serve_table
+from bench.page.command import render
 from bench.page.markdown import command, number
 from bench.page.markers import BEGIN, END, fill, named
 from bench.record import Observed, RequestRecord
@@ -205,3 +206,13 @@ def test_a_command_is_folded_at_its_flags():
     lines = text.split("```\n")[1].rstrip("\n`").split("\n")
     assert all(line.endswith(" \\") for line in lines[:-1]) and all(line.startswith("  --flag-") for line in lines[1:])
     assert max(map(len, lines)) <= 130
+
+
+def test_the_gap_of_a_worker(tmp_path: Path) -> None:
+    quantiles = {"p50": 65.4, "p99": 128.0, "max": 700.0}
+    case = {"steps": 1500, "gap_us": quantiles, "gap_share": 0.012}
+    case |= {"work_us": {"p50": 5550.0}, "scheduler_us": {"p50": 466.0}}
+    machine = {"cpu": "C", "cores": 2, "memory_gib": 8, "commit": "abc"}
+    result = {"machine": machine, "started_at": "2026-11-30T10:00", "command": "x --gap", "gaps": {"simulated": case}}
+    (tmp_path / "gap.json").write_text(json.dumps(result))
+    assert "| simulated | 65.4 | 128 | 1.2% | 5.55 | 466 | 1,500 |" in render(tmp_path / "gap.json", {})
