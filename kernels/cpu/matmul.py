@@ -6,12 +6,11 @@ AVX-512. Machines with smaller registers take one row at a time. Neither changes
 
 from __future__ import annotations
 
-import llvmlite.binding as llvm
-
+from kernels.cpu.features import HAS_AVX512
 from kernels.cpu.jit import part
 from kernels.cpu.vectors import LANES, multiply_block
 
-ROW_BLOCK = 6 if llvm.get_host_cpu_features().get("avx512f", False) else 1
+ROW_BLOCK = 6 if HAS_AVX512 else 1
 
 
 @part

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import types
 
 from kernels.cpu import vectors as emit
+from kernels.cpu.features import HAS_AVX512
 from kernels.cpu.jit import part
 from kernels.cpu.vectors import LANES, float32x16, intrinsic
 
 KEYS = 16  # that score_keys takes at once
 COLUMNS = 32  # of bfloat16, 64 bytes, a line
-MAX_ROWS = 4 if llvm.get_host_cpu_features().get("avx512f", False) else 0
+MAX_ROWS = 4 if HAS_AVX512 else 0
 """Rows that fit into registers beside a transposition. Where registers are smaller, no row is taken this way."""
 
 _i64 = ir.IntType(64)
@@ -63,14 +63,12 @@ def _score(typingctx, rows, keys, ahead, key_bytes, q, q_stride, scores, scores_
 
     def codegen(context, builder, signature, args):
         _, keys, ahead, key_bytes, q, q_stride, scores, scores_stride = args
-        loaded = []
-        for i in range(KEYS):
-            loaded.append(_load_bits(builder, _at(builder, keys, key_bytes, i)))
-            emit._prefetch(builder, _at(builder, ahead, key_bytes, i), near=True)
+        loaded = [_load_bits(builder, _at(builder, keys, key_bytes, i)) for i in range(KEYS)]
         targets = [_at(builder, scores, scores_stride, r) for r in range(num_rows)]
         q_rows = [_at(builder, q, q_stride, r) for r in range(num_rows)]
         sums = [emit._load_f32(builder, target) for target in targets]
         for pair, bits in enumerate(emit._transpose(builder, loaded)):
+            emit._prefetch(builder, _at(builder, ahead, key_bytes, pair), near=True)
             for column, vector in enumerate(_even_and_odd(builder, bits)):
                 for r in range(num_rows):
                     element = _read_splat(builder, emit._offset(builder, q_rows[r], 4 * (2 * pair + column)))
@@ -109,9 +107,7 @@ def _score_two(
     def codegen(context, builder, signature, args):
         _, *addresses, key_bytes, q, q_stride, scores, scores_stride = args
         starts, aheads = addresses[:2], addresses[2:]
-        for ahead in aheads:
-            for i in range(KEYS):
-                emit._prefetch(builder, _at(builder, ahead, key_bytes, i), near=True)
+        lines = [_at(builder, ahead, key_bytes, i) for ahead in aheads for i in range(KEYS)]
         cells = [(r, group) for r in range(num_rows) for group in range(2)]
         targets = {
             (r, group): emit._offset(builder, _at(builder, scores, scores_stride, r), 64 * group) for r, group in cells
@@ -123,6 +119,7 @@ def _score_two(
                 _columns_of_half(builder, emit._offset(builder, start, 32 * half), key_bytes) for start in starts
             ]
             for column in range(LANES):
+                emit._prefetch(builder, lines[LANES * half + column], near=True)
                 for r in range(num_rows):
                     element = _read_splat(builder, emit._offset(builder, q_rows[r], 4 * (LANES * half + column)))
                     for group in range(2):
