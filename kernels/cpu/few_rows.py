@@ -116,8 +116,8 @@ def attend_few(
 ):  # fmt: skip
     """As attend_item. Keys next_begin .. next_end - 1 of the next item are fetched meanwhile as far as a tile goes.
 
-    The scores of a tile are computed between the softmax of the tile before it and what that one's weights are for:
-    else the core would wait for the softmax, a long chain of few operations.
+    The scores of a tile are computed between the softmax of the tile before it and what that one's weights are for, so
+    that the softmax, a long chain of few operations, has independent ones beside it.
     """
     num_rows = num_queries * group
     row_bytes = 2 * head_dim
