@@ -14,7 +14,7 @@ import numpy as np
 
 from kernels.cpu.features import HAS_AVX512, HAS_BF16_DOTS
 from kernels.cpu.jit import part, work
-from kernels.cpu.products import BYTES, DOTS, PAIRS, SINGLE, multiply_packed
+from kernels.cpu.products import BYTES, DOTS, PAIRS, SINGLE, VECTOR_BYTES, multiply_packed
 from kernels.cpu.vectors import (
     BF16,
     LANES,
@@ -50,6 +50,7 @@ WORDS = (
     "form",  # of the weights, `products`
     "action",  # STORE, ADD, GATE
     "weight",  # as `packing` lays it out
+    "following",  # weights that are probably multiplied next, or these
     "panels",  # P; of GATE the pairs of panels
     "steps",  # 64-byte vectors of depth
     "outputs",  # columns of out
@@ -65,28 +66,29 @@ WORDS = (
     "out_stride",
     "out_kind",  # F32 or BF16 (`vectors`)
 )
-COUNTER, FORM, ACTION, WEIGHT, PANELS, STEPS, OUTPUTS, BIAS, SCALES, ZEROS, TERMS, X, X_STRIDE, ROW_SCALES, ROWS, OUT, OUT_STRIDE, OUT_KIND = range(len(WORDS))  # fmt: skip  # noqa: E501
+COUNTER, FORM, ACTION, WEIGHT, FOLLOWING, PANELS, STEPS, OUTPUTS, BIAS, SCALES, ZEROS, TERMS, X, X_STRIDE, ROW_SCALES, ROWS, OUT, OUT_STRIDE, OUT_KIND = range(len(WORDS))  # fmt: skip  # noqa: E501
 _LOG2E = np.float32(1.4426950408889634)
 
 
 @part
-def _multiply(form, rows, x, x_stride, w, tile, steps):
+def _multiply(form, rows, x, x_stride, w, tile, steps, fetch, unit):
     """Up to BLOCK rows times one panel → rows of the tile."""
     if form == PAIRS:
-        multiply_packed(PAIRS, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps)
+        multiply_packed(PAIRS, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps, fetch, unit)
     elif form == SINGLE:
-        multiply_packed(SINGLE, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps)
+        multiply_packed(SINGLE, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps, fetch, unit)
     elif form == BYTES:
-        multiply_packed(BYTES, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps)
+        multiply_packed(BYTES, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps, fetch, unit)
     elif HAS_BF16_DOTS and form == DOTS:
-        multiply_packed(DOTS, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps)
+        multiply_packed(DOTS, PANEL_VECTORS, BLOCK, rows, x, x_stride, w, tile, PANEL * 4, steps, fetch, unit)
 
 
 @part
-def _panel_products(a, panel, first, rows, tile):
+def _panel_products(a, panel, first, rows, tile, fetch):
     """`rows` rows of x from `first` on (rows of out, times terms) times a panel → float32 tile [rows of out, 48].
 
-    What came of BYTES is scaled, and the terms of a row are summed.
+    What came of BYTES is scaled, and the terms of a row are summed. fetch: address of the panel that comes next, which
+    is brought nearer meanwhile.
     """
     form = read_i64(a + 8 * FORM)
     steps = read_i64(a + 8 * STEPS)
@@ -100,11 +102,13 @@ def _panel_products(a, panel, first, rows, tile):
     scales = read_i64(a + 8 * SCALES) + column
     bias = read_i64(a + 8 * BIAS)
     tokens = BLOCK // terms
+    unit = max(1, VECTOR_BYTES // ((rows + tokens - 1) // tokens))  # so all blocks of rows together fetch about a panel
     for row in range(0, rows, tokens):
         count = min(tokens, rows - row)
         # the terms of a block lie below its place: it is overwritten by fewer rows, or as many
         target = tile + row * (PANEL * 4)
-        _multiply(form, count * terms, x + row * terms * x_stride, x_stride, w, target, steps)
+        _multiply(form, count * terms, x + row * terms * x_stride, x_stride, w, target, steps, fetch, unit)
+        fetch += steps * PANEL_VECTORS * unit
         if form == BYTES:
             for r in range(count):
                 for n in range(0, PANEL * 4, LANES * 4):
@@ -175,20 +179,25 @@ def linear(a, scratch):
     gates = read_i64(a + 8 * ACTION) == GATE
     counter = read_i64(a + 8 * COUNTER)
     items = (rows + CHUNK - 1) // CHUNK * panels
+    panel_bytes = read_i64(a + 8 * STEPS) * (PANEL * 4) * (2 if gates else 1)
     item = fetch_add(counter, 1)
     while item < items:
         chunk = item // panels
         panel = item - chunk * panels
         first = chunk * CHUNK
         count = min(CHUNK, rows - first)
+        item = fetch_add(counter, 1)
+        if item < items:
+            fetch = read_i64(a + 8 * WEIGHT) + item % panels * panel_bytes
+        else:
+            fetch = read_i64(a + 8 * FOLLOWING) + (item - items) * panel_bytes
         if gates:
-            _panel_products(a, 2 * panel, first, count, scratch)
-            _panel_products(a, 2 * panel + 1, first, count, scratch + TILE_BYTES)
+            _panel_products(a, 2 * panel, first, count, scratch, fetch)
+            _panel_products(a, 2 * panel + 1, first, count, scratch + TILE_BYTES, fetch + panel_bytes // 2)
             _gate(scratch, scratch + TILE_BYTES, count)
         else:
-            _panel_products(a, panel, first, count, scratch)
+            _panel_products(a, panel, first, count, scratch, fetch)
         _put(a, scratch, panel, first, count)
-        item = fetch_add(counter, 1)
 
 
 LINEAR = linear.address

@@ -35,9 +35,6 @@ from kernels.cpu.vectors import (
 
 SINGLE, PAIRS, DOTS, BYTES = 0, 1, 2, 3
 VECTOR_BYTES = 64
-AHEAD = 8192
-"""Bytes between the weights that are multiplied and those that are fetched: 33 → 24 ms for 222 MB times 8 rows."""
-
 _INSTRUCTIONS = {DOTS: "llvm.x86.avx512bf16.dpbf16ps.512", BYTES: "llvm.x86.avx512.vpdpbusd.512"}
 
 _i64 = ir.IntType(64)
@@ -48,7 +45,7 @@ def _load_i32(builder: Any, address: Any) -> Any:
 
 
 def _prefetch(builder: Any, address: Any) -> None:
-    """Into the second-level cache. The processor's own prefetching stops at page borders; this crosses them."""
+    """Into the second-level cache."""
     byte = ir.IntType(8).as_pointer()
     function_type = ir.FunctionType(ir.VoidType(), [byte, _i32, _i32, _i32])
     function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
@@ -72,8 +69,11 @@ def _fused(builder: Any, name: str, total: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
-def multiply_packed(typingctx, form, vectors, most_rows, rows, x, x_stride, w, c, c_stride, steps):
+def multiply_packed(typingctx, form, vectors, most_rows, rows, x, x_stride, w, c, c_stride, steps, fetch, unit):
     """c[r, :] = sum of x[r, k] * w[k, :]; c float32, or int32 of BYTES. Addresses and strides in bytes.
+
+    Meanwhile `unit` bytes from `fetch` on are brought into the second-level cache for each vector of w: what is read
+    next. A few rows wait for memory only, and the processor's own prefetching stops at page borders.
 
     form, vectors and most_rows are constants; 1 <= rows <= most_rows; most_rows * vectors accumulators must fit into
     the registers. `steps` vectors of depth, of 1, 2, 2, 4 k. x float32 (SINGLE, PAIRS), bfloat16 (DOTS), uint8 (BYTES).
@@ -94,7 +94,7 @@ def multiply_packed(typingctx, form, vectors, most_rows, rows, x, x_stride, w, c
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(form, vectors, most_rows, *[types.int64] * 7), codegen
+    return types.void(form, vectors, most_rows, *[types.int64] * 9), codegen
 
 
 def _emit_block(
@@ -108,6 +108,8 @@ def _emit_block(
     c: Any,
     c_stride: Any,
     steps: Any,
+    fetch: Any,
+    unit: Any,
 ) -> None:
     """One block of so many rows; ends in a new basic block."""
     kind = _i32x16 if form == BYTES else _f32x16
@@ -119,10 +121,11 @@ def _emit_block(
     builder.branch(head)
 
     builder.position_at_end(head)
-    step, w_at = builder.phi(_i64), builder.phi(_i64)
+    step, w_at, fetch_at = (builder.phi(_i64) for _ in range(3))
     sums = {cell: builder.phi(kind) for cell in cells}
     step.add_incoming(ir.Constant(_i64, 0), entry)
     w_at.add_incoming(w, entry)
+    fetch_at.add_incoming(fetch, entry)
     for cell in cells:
         sums[cell].add_incoming(nothing, entry)
     builder.cbranch(builder.icmp_signed("<", step, steps), body, done)
@@ -131,13 +134,16 @@ def _emit_block(
     at = [_offset(builder, w_at, VECTOR_BYTES * v) for v in range(num_vectors)]
     byte = builder.mul(step, ir.Constant(_i64, 8 if form == PAIRS else 4))
     x_at = [builder.add(row, byte) for row in x_rows]
-    for address in at:
-        _prefetch(builder, builder.add(address, ir.Constant(_i64, AHEAD)))
+    fetched = fetch_at
+    for _ in range(num_vectors):
+        _prefetch(builder, fetched)
+        fetched = builder.add(fetched, unit)
     new = _emit_step(builder, form, x_at, at, sums)
     for cell in cells:
         sums[cell].add_incoming(new[cell], body)
     step.add_incoming(builder.add(step, ir.Constant(_i64, 1)), body)
     w_at.add_incoming(builder.add(w_at, ir.Constant(_i64, VECTOR_BYTES * num_vectors)), body)
+    fetch_at.add_incoming(fetched, body)
     builder.branch(head)
 
     builder.position_at_end(done)

@@ -86,7 +86,7 @@ class CpuLinear:
         arguments = np.zeros(len(kernels.WORDS), dtype=np.int64)
         arguments[kernels.FORM] = self.form
         arguments[kernels.ACTION] = kernels.GATE if gated else kernels.STORE
-        arguments[kernels.WEIGHT] = self.weight.data_ptr()
+        arguments[kernels.WEIGHT] = arguments[kernels.FOLLOWING] = self.weight.data_ptr()
         arguments[kernels.PANELS] = panels // 2 if gated else panels
         arguments[kernels.STEPS] = steps
         arguments[kernels.OUTPUTS] = self.out_features
@@ -111,6 +111,10 @@ class CpuLinear:
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """residual float32 [rows, out], contiguous, += y."""
         self._run(x, residual, kernels.ADD)
+
+    def followed_by(self, other: CpuLinear) -> None:
+        """Say which layer is computed next: its weights are fetched while the last ones of this layer are multiplied."""
+        self._arguments[kernels.FOLLOWING] = other.weight.data_ptr()
 
     def _run(self, x: Tensor, out: Tensor, action: int) -> None:
         rows = x.shape[0]

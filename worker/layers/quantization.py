@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,6 +73,13 @@ def make_gated(
     return CpuLinear(
         weight, bias, team=team, quantization=quantization, out_dtype=out_dtype, gated=True, keep_out=False
     )
+
+
+def chain(layers: Sequence[object]) -> None:
+    """Tell layers in which order they are computed, over and over: those that can fetch their weights ahead."""
+    for layer, following in zip(layers, [*layers[1:], *layers[:1]], strict=True):
+        if hasattr(layer, "followed_by"):
+            layer.followed_by(following)
 
 
 def _check(weight: Tensor, quantization: str) -> None:

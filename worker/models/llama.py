@@ -23,6 +23,7 @@ from worker.layers.linear import LinearLayer
 from worker.layers.ops import make_ops
 from worker.layers.quantization import (
     QuantizationUnavailable,
+    chain,
     has_cpu_layers,
     make_gated,
     make_linear,
@@ -75,6 +76,8 @@ class LlamaModel:
         self.norm = self._load("model.norm.weight").float()
         head = self.embedding if config.tie_word_embeddings else self._load("lm_head.weight")
         self.lm_head = OutputHead(head, quantization=quantization, team=self.team)
+        in_order = [step for layer in self.layers for step in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        chain([*in_order, self.lm_head.linear])
         self._weights = None  # closes the files
 
     @staticmethod
