@@ -113,7 +113,7 @@ class CpuLinear:
         self._run(x, residual, kernels.ADD)
 
     def followed_by(self, other: CpuLinear) -> None:
-        """Say which layer is computed next: its weights are fetched while the last ones of this layer are multiplied."""
+        """Say which layer is computed next: its weights are fetched while the last of this layer are multiplied."""
         self._arguments[kernels.FOLLOWING] = other.weight.data_ptr()
 
     def _run(self, x: Tensor, out: Tensor, action: int) -> None:
