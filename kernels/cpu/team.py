@@ -2,20 +2,18 @@
 
 Work is a compiled function work(arguments, scratch) of two int64 addresses, `cfunc` of `jit.work`: everybody who takes
 part calls it, and it claims its items from a counter until none is left. The caller always takes part. Helpers spin
-between pieces of work, which follow each other by microseconds within a step, and park after a millisecond without any.
+between pieces of work, which follow each other by microseconds within a step, and leave after a millisecond or two.
 
 The control block, int64 words on cache lines of their own:
     GATE     CLOSED, plus the number of helpers inside. A helper adds one; if the gate was closed it takes that back.
-             So a helper that comes late never touches arguments that change, and nobody waits for a parked one.
+             So a helper that comes late never touches arguments that change, and nobody waits for one that left.
     TURN     counts the pieces of work: a helper does not enter the same one twice
     FUNCTION, ARGUMENTS: what to call
-    PARKED   and following: 1 while that helper waits in Python for its event
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -24,9 +22,9 @@ from kernels.cpu.jit import kernel
 from kernels.cpu.vectors import call, fetch_add, pause, read_i64, write_i64, yield_processor
 
 LINE = 64
-GATE, TURN, FUNCTION, ARGUMENTS, PARKED = (LINE * word for word in range(5))
+GATE, TURN, FUNCTION, ARGUMENTS = (LINE * word for word in range(4))
 CLOSED = 1 << 32
-PATIENCE = 20_000  # turns of a spinning helper before it parks: a millisecond or two
+PATIENCE = 20_000  # turns of a spinning helper before it leaves: a millisecond or two
 BEFORE_YIELD = 64
 
 
@@ -49,7 +47,7 @@ def _lead(control, function, arguments, scratch):
 
 
 @kernel
-def _assist(control, parked, scratch):
+def _assist(control, scratch):
     """Help with whatever is offered, until nothing was for a while."""
     turn = 0
     spins = 0
@@ -63,7 +61,6 @@ def _assist(control, parked, scratch):
             call(read_i64(control + FUNCTION), read_i64(control + ARGUMENTS), scratch)
             spins = 0
         fetch_add(control + GATE, -1)
-    fetch_add(parked, 1)
 
 
 @kernel
@@ -79,33 +76,31 @@ class Team:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
         self.num_threads = num_threads
-        scratch = [torch.zeros(scratch_bytes, dtype=torch.uint8) for _ in range(num_threads)]
-        self._own, *self._helpers_scratch = scratch
-        self._scratch = scratch[0].data_ptr()
+        self._memory = [torch.zeros(scratch_bytes, dtype=torch.uint8) for _ in range(num_threads)]
+        self._scratch = [memory.data_ptr() for memory in self._memory]
         self._buffers: dict[str, torch.Tensor] = {}
+        self._helpers: list[Future[None]] = []
         if num_threads == 1:
             return
-        self._memory = torch.zeros(PARKED + LINE * num_threads, dtype=torch.uint8)
-        self._control = self._memory.data_ptr()
-        words = self._memory.numpy().view(np.int64)
-        words[GATE // 8] = CLOSED
-        self._parked = words[PARKED // 8 :: LINE // 8]
-        self._wake = [threading.Event() for _ in range(num_threads - 1)]
-        stopping = threading.Event()
-        for index, wake in enumerate(self._wake):
-            arguments = (self._memory, PARKED + LINE * index, scratch[1 + index], wake, stopping)
-            threading.Thread(target=_help, args=arguments, name=f"team-{index + 1}", daemon=True).start()
-        weakref.finalize(self, _stop, stopping, self._wake)
+        self._words = torch.zeros(4 * LINE, dtype=torch.uint8)
+        self._words.numpy().view(np.int64)[GATE // 8] = CLOSED
+        self._control = self._words.data_ptr()
+        self._pool = ThreadPoolExecutor(num_threads - 1, thread_name_prefix="team")
+        self._helpers = [self._helper(index) for index in range(num_threads - 1)]
 
     def run(self, function: int, arguments: int) -> None:
         """Call work(arguments, scratch), by its address, on all threads that are there; returns when all are done."""
         if self.num_threads == 1:
-            _alone(function, arguments, self._scratch)
+            _alone(function, arguments, self._scratch[0])
             return
-        if self._parked.any():
-            for wake in self._wake:
-                wake.set()
-        _lead(self._control, function, arguments, self._scratch)
+        for index, helper in enumerate(self._helpers):
+            if helper.done():
+                self._helpers[index] = self._helper(index)
+        _lead(self._control, function, arguments, self._scratch[0])
+
+    def _helper(self, index: int) -> Future[None]:
+        """One more helper, there in some microseconds; it keeps the memory that it uses."""
+        return self._pool.submit(_stay, self._words, self._memory[1 + index])
 
     def memory(self, name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
         """`size` elements to work in until the same name is asked for again."""
@@ -116,19 +111,5 @@ class Team:
         return buffer[:num_bytes].view(dtype)
 
 
-def _help(
-    memory: torch.Tensor, parked: int, scratch: torch.Tensor, wake: threading.Event, stopping: threading.Event
-) -> None:
-    """The life of a helper. `parked`: its word's place in the control block, `memory`."""
-    word = memory.numpy().view(np.int64)[parked // 8 : parked // 8 + 1]
-    while not stopping.is_set():
-        _assist(memory.data_ptr(), memory.data_ptr() + parked, scratch.data_ptr())
-        wake.wait()
-        wake.clear()
-        word[0] = 0
-
-
-def _stop(stopping: threading.Event, wake: list[threading.Event]) -> None:
-    stopping.set()
-    for event in wake:
-        event.set()
+def _stay(words: torch.Tensor, scratch: torch.Tensor) -> None:
+    _assist(words.data_ptr(), scratch.data_ptr())

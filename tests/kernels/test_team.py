@@ -40,16 +40,16 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 def test_every_item_is_done_once(num_threads: int) -> None:
     team = Team(num_threads, 64)
     for items in (0, 1, 2, 1000, 5):
-        for _ in range(50):
+        for _ in range(20):
             marks = np.zeros(items, dtype=np.int64)
             arguments = np.array([0, items, marks.ctypes.data], dtype=np.int64)
             team.run(mark.address, arguments.ctypes.data)
             assert (marks == 1).all()
 
 
-def test_helpers_take_part_and_park_and_come_back() -> None:
+def test_helpers_take_part_and_leave_and_come_back() -> None:
     team = Team(2, 64)
-    helped = team._helpers_scratch[0].numpy().view(np.int64)
+    helped = team._memory[1].numpy().view(np.int64)
     items = 200_000
     marks = np.zeros(items, dtype=np.int64)
 
@@ -59,7 +59,7 @@ def test_helpers_take_part_and_park_and_come_back() -> None:
         return helped[0] > 0
 
     wait_for(run, "the helper never helped")
-    wait_for(lambda: team._parked[0] == 1, f"the helper never parked after {PATIENCE} turns")
+    wait_for(team._helpers[0].done, f"the helper did not leave after {PATIENCE} turns")
     helped[0] = 0
     wait_for(run, "the helper did not come back")
     assert (marks == marks[0]).all()
@@ -67,7 +67,7 @@ def test_helpers_take_part_and_park_and_come_back() -> None:
 
 def test_helpers_end_with_their_team() -> None:
     def helpers() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name.startswith("team-")]
+        return [thread for thread in threading.enumerate() if thread.name.startswith("team")]
 
     gc.collect()
     before = set(helpers())

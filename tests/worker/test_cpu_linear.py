@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -128,6 +131,16 @@ def test_a_nan_stays_in_its_row(dtype: torch.dtype) -> None:
     assert result[9].isnan().all()
     others = [row for row in range(20) if row != 9]
     assert torch.equal(result[others], whole[others])
+
+
+def test_a_process_ends_whose_helpers_still_spin() -> None:
+    """A daemon thread in compiled code would bring the process down with SIGABRT."""
+    script = """if True:
+        import torch
+        from worker.layers.cpu_linear import CpuLinear, make_team
+        CpuLinear(torch.ones(96, 64), team=make_team(3))(torch.ones(4, 64))
+    """
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
 
 
 def test_other_dtypes_and_devices_have_the_plain_layer() -> None:
