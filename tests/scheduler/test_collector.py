@@ -15,7 +15,8 @@ def visited() -> int:
 
 
 def test_a_pool_is_left_out_until_it_is_gone() -> None:
-    gc.collect()  # the pools of other tests, which would otherwise go in the midst of this one
+    gc.unfreeze()
+    gc.collect()  # the pools of other tests, which would otherwise come and go in the midst of this one
     before = visited()
     try:
         pool = BlockPool(1000)
