@@ -48,6 +48,7 @@ class SimulatedModel:
         self._count = count
         self._outputs: list[tuple[str, bytes]] = []
         self._step = 0
+        self._asked = 0
         self._sent = 0
         self._arrived = 0
         self.scheduler: ScriptedServer | None = None
@@ -66,25 +67,26 @@ class SimulatedModel:
     def _next_step(self) -> None:
         server = self.scheduler
         assert server is not None
-        alive = [(name, output) for name, output in self._outputs if self._step < len(output)]
+        step = self._step
+        alive = [(name, output) for name, output in self._outputs if step < len(output)]
         self._sent += len(alive)
+        self._step += 1  # before anybody can have read a token of this step
         identity = server.handles[alive[0][0]][0]
         handles = [server.handles[name][1] for name, _ in alive]
-        tokens = [output[self._step] for _, output in alive]
-        indices = [self._step] * len(alive)
-        server.send(identity, m.TokenBatch(self._step, *map(arrays.pack, (handles, indices, tokens))))
+        tokens = [output[step] for _, output in alive]
+        server.send(identity, m.TokenBatch(step, *map(arrays.pack, (handles, [step] * len(alive), tokens))))
         for name, output in alive:
-            if self._step == len(output) - 1:
+            if step == len(output) - 1:
                 server.finish(name, len(output), "length")
-        self._step += 1
 
     def read(self, answer: Answer) -> None:
         """A client has read an event."""
         if answer.status != 200 or answer.events[-1] == "[DONE]":
             return
         self._arrived += sum(len(choice["token_ids"]) for choice in answer.events[-1]["choices"])
-        if self._arrived == self._sent and self._step < LONGEST:
+        if self._arrived == self._sent and self._asked < self._step < LONGEST:  # once: events without a token follow
             assert self.scheduler is not None
+            self._asked = self._step
             self.scheduler.do(self._next_step)
 
 
