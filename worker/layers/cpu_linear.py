@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import linear as kernels
-from kernels.cpu.backend import KINDS
 from kernels.cpu.features import HAS_BF16_DOTS
 from kernels.cpu.packing import DEPTH_OF_STEP, interleave, pack
 from kernels.cpu.products import BYTES, DOTS, PAIRS, SINGLE
 from kernels.cpu.rows import ZERO_POINT, convert_rows, quantise_rows
 from kernels.cpu.team import Team
+from kernels.cpu.vectors import BF16, F32
 
 DTYPES = (torch.bfloat16, torch.float32)
+_KINDS = {torch.float32: F32, torch.bfloat16: BF16}  # not float16: `rows` reads no other kinds
 _ROWS_DTYPES = {SINGLE: torch.float32, PAIRS: torch.float32, DOTS: torch.bfloat16, BYTES: torch.uint8}
 
 
@@ -123,7 +124,7 @@ class CpuLinear:
         self._counter[0] = 0
         arguments[kernels.ACTION] = action
         arguments[kernels.X :] = (
-            source, stride, scales, rows, out.data_ptr(), self.out_features * out.element_size(), KINDS[out.dtype]
+            source, stride, scales, rows, out.data_ptr(), self.out_features * out.element_size(), _KINDS[out.dtype]
         )  # fmt: skip
         self.team.run(kernels.LINEAR, self._address)
 
@@ -139,10 +140,10 @@ class CpuLinear:
             target.view(rows * self.terms, self._padded)[:, size:] = ZERO_POINT if self.form == BYTES else 0
         address, out_stride = target.data_ptr(), self._padded * target.element_size()
         if self.form != BYTES:
-            convert_rows(x.data_ptr(), stride, KINDS[x.dtype], address, out_stride, KINDS[wanted], rows, size)
+            convert_rows(x.data_ptr(), stride, _KINDS[x.dtype], address, out_stride, _KINDS[wanted], rows, size)
             return address, out_stride, 0
         scales = self.team.memory("scales", torch.float32, rows * self.terms).data_ptr()
-        quantise_rows(x.data_ptr(), stride, KINDS[x.dtype], address, out_stride, scales, rows, size, self.terms)
+        quantise_rows(x.data_ptr(), stride, _KINDS[x.dtype], address, out_stride, scales, rows, size, self.terms)
         return address, out_stride, scales
 
 
