@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from kernels.cpu import memory
 from protocol.config import EngineConfig, parse_bytes
 from protocol.messages import KVCacheGroupSpec
 
@@ -55,10 +56,7 @@ class KVCache:
         shape = (num_blocks, groups[0].num_kv_heads, block_size, groups[0].head_dim)
         depth = max(len(group.layer_ids) for group in groups)
         # empty, not zeros: nothing is read before it is written, and pages that no block uses are never touched
-        shared = [
-            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-            for _ in range(depth)
-        ]
+        shared = [(_empty(shape, dtype, device), _empty(shape, dtype, device)) for _ in range(depth)]
         layers: dict[int, tuple[Tensor, ...]] = {}
         for group in groups:
             layers.update(zip(group.layer_ids, shared, strict=False))
@@ -66,6 +64,10 @@ class KVCache:
         """What the model is given: K and V of each layer, and their scales if they are quantised."""
         self.tensors = [tensor for pair in shared for tensor in pair]
         """Every tensor once, for whole-block copies."""
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return memory.empty(shape, dtype) if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
 
 
 def block_bytes(groups: tuple[KVCacheGroupSpec, ...], block_size: int, dtype: torch.dtype) -> int:

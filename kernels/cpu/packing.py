@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.linear import PANEL
+from kernels.cpu.memory import Arena
 from kernels.cpu.products import BYTES, DOTS, PAIRS, SINGLE
 
 DEPTH_OF_STEP = {SINGLE: 1, PAIRS: 2, DOTS: 2, BYTES: 4}
 """k that one vector of packed weights holds of 16 outputs."""
+
+_PACKED = Arena()  # layers are packed in the order in which a step reads them
 
 _DTYPES = {SINGLE: torch.float32, PAIRS: torch.bfloat16, DOTS: torch.bfloat16, BYTES: torch.int8}
 
@@ -21,7 +24,9 @@ def pack(weight: Tensor, form: int) -> Tensor:
     depth = DEPTH_OF_STEP[form]
     padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % depth, 0, -weight.shape[0] % PANEL))
     panels, steps = padded.shape[0] // PANEL, padded.shape[1] // depth
-    return padded.view(panels, PANEL, steps, depth).permute(0, 2, 1, 3).contiguous().flatten()
+    packed = _PACKED.empty((panels, steps, PANEL, depth), weight.dtype)
+    packed.copy_(padded.view(panels, PANEL, steps, depth).permute(0, 2, 1, 3))
+    return packed.flatten()
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:

@@ -1,0 +1,73 @@
+"""Memory in large pages: what is asked for is there, and tensors do not lie in one another."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.cpu.memory import ALIGNMENT, CHUNK, LARGE_PAGE, Arena, empty
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+
+
+def flags_of(address: int) -> set[str]:
+    """The kernel's flags of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return set(line.split()[1:])
+    raise AssertionError(f"no mapping holds {address:#x}")
+
+
+def test_memory_asks_for_large_pages() -> None:
+    tensor = empty((3, LARGE_PAGE), torch.bfloat16)
+    assert tensor.data_ptr() % LARGE_PAGE == 0
+    flags = flags_of(tensor.data_ptr())
+    assert "hg" in flags, "madvise(MADV_HUGEPAGE)"
+    assert "sh" not in flags, "shared memory would stay in small pages"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 5), (4, LARGE_PAGE // 4 + 3), (0, 7)])
+def test_a_tensor_is_of_its_shape_and_its_own(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor, other = empty(shape, dtype), empty(shape, dtype)
+    assert tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous()
+    tensor.fill_(1)
+    other.fill_(2)
+    assert bool((tensor == 1).all())
+
+
+def test_memory_stays_while_a_view_of_it_does() -> None:
+    part = empty((2, LARGE_PAGE), torch.int8).fill_(3)[1, 10:20]
+    gc.collect()
+    assert part.tolist() == [3] * 10
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300), st.sampled_from(DTYPES)), min_size=1, max_size=20))
+def test_tensors_of_an_arena_follow_each_other(wanted: list[tuple[int, int, torch.dtype]]) -> None:
+    arena = Arena()
+    tensors = [arena.empty((rows, columns), dtype) for rows, columns, dtype in wanted]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    for number, (tensor, (rows, columns, dtype)) in enumerate(zip(tensors, wanted, strict=True)):
+        assert tensor.shape == (rows, columns) and tensor.dtype is dtype and tensor.data_ptr() % ALIGNMENT == 0
+        assert bool((tensor == number).all()), "nothing else was written there"
+    filled = [tensor for tensor in tensors if tensor.numel()]
+    for before, after in itertools.pairwise(filled):
+        assert 0 <= after.data_ptr() - before.data_ptr() - before.numel() * before.element_size() < ALIGNMENT
+
+
+def test_an_arena_holds_what_is_larger_than_its_chunks() -> None:
+    arena = Arena()
+    small, large, next_small = (arena.empty((size,), torch.int8).fill_(i) for i, size in enumerate((9, CHUNK + 1, 9)))
+    assert [int(t[-1]) for t in (small, large, next_small)] == [0, 1, 2]
+    assert int(large[0]) == 1 and len(large) == CHUNK + 1
