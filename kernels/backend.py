@@ -8,12 +8,15 @@ matter. The same holds for every slot that no live token owns: it may hold NaN.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.metadata import AttentionMetadata
+
+if TYPE_CHECKING:
+    from kernels.cpu.team import Team
 
 
 class AttentionBackend(Protocol):
@@ -89,3 +92,9 @@ class AttentionBackend(Protocol):
         kv_dtype: of the cache, if it is quantised.
         """
         ...
+
+
+def team_of(backend: AttentionBackend) -> Team | None:
+    """The threads that compute attention, which a model's layers may use too; None: the backend has none."""
+    found: Team | None = getattr(backend, "team", None)
+    return found

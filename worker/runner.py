@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kernels.backend import team_of
 from kernels.metadata import AttentionMetadata
 from kernels.selector import select_backend
 from kernels.transfer import to_device
@@ -116,6 +117,7 @@ class ModelRunner:
             self.device,
             max_positions=config.max_model_len,
             quantization=config.quantization,
+            team=team_of(self.backend),
         )
         scales = find_scales(self.model, self.kv_dtype, config.max_model_len) if self.kv_dtype else None
         cache_dtype = self.kv_dtype or self.dtype

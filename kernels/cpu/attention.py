@@ -20,10 +20,12 @@ import math
 
 import numpy as np
 
+from kernels.cpu.concurrency import raise_to, read_shared
 from kernels.cpu.few_rows import attend_few, is_few
-from kernels.cpu.jit import kernel, part
+from kernels.cpu.jit import part, work
 from kernels.cpu.matmul import multiply
 from kernels.cpu.softmax import MINUS_INF, ONE, TILE, ZERO, softmax_tile
+from kernels.cpu.team import claim
 from kernels.cpu.tiles import (
     gather_keys_transposed,
     gather_values,
@@ -34,9 +36,10 @@ from kernels.cpu.tiles import (
 )
 from kernels.cpu.vectors import (
     LANES,
-    fetch_add,
     load_f32,
+    read_double,
     read_i32,
+    read_i64,
     splat,
     store_f32,
     sum_lanes,
@@ -44,6 +47,41 @@ from kernels.cpu.vectors import (
 )
 
 ROWS = 96  # at most, unless one token has more query heads to a KV head
+
+# The arguments of ATTEND, words of eight bytes: addresses, counts, strides in bytes, int64 unless said otherwise.
+WORDS = (
+    "counter",  # items that were claimed; the caller sets it to 0
+    "bad_seq",  # the caller sets it to -1. After that: a sequence whose block table names a block that the cache lacks,
+    # or whose tokens exceed the table or the step; nothing outside of them was touched
+    "present",  # address of an int64: about how many threads claim, hence which item one will probably claim next
+    "q",
+    "out",
+    "k_cache",
+    "v_cache",
+    "q_token",
+    "q_head",
+    "out_token",
+    "out_head",
+    "num_blocks",
+    "num_kv_heads",
+    "block_size",
+    "head_dim",
+    "kind",  # of elements, `vectors`
+    "item_bytes",
+    "group",
+    "rows_capacity",  # `rows_of` the group
+    "num_tokens",
+    "query_starts",
+    "seq_lens",
+    "table",
+    "table_stride",
+    "table_blocks",
+    "num_seqs",
+    "window",  # 0: none
+    "scale",  # float64
+    "soft_cap",  # float64; 0: none
+)
+COUNTER, BAD_SEQ, PRESENT, Q, OUT, K_CACHE, V_CACHE, Q_TOKEN, Q_HEAD, OUT_TOKEN, OUT_HEAD, NUM_BLOCKS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, KIND, ITEM_BYTES, GROUP, ROWS_CAPACITY, NUM_TOKENS, QUERY_STARTS, SEQ_LENS, TABLE, TABLE_STRIDE, TABLE_BLOCKS, NUM_SEQS, WINDOW, SCALE, SOFT_CAP = range(len(WORDS))  # fmt: skip  # noqa: E501
 
 
 def rows_of(group: int) -> int:
@@ -164,19 +202,36 @@ def next_item(
     return seq, token, 0, stop, seq_len, bad_seq
 
 
-@kernel
-def attend(
-    counter, threads, scratch, q, out, k_cache, v_cache, q_token, q_head, out_token, out_head, num_blocks,
-    num_kv_heads, block_size, head_dim, kind, item_bytes, group, rows_capacity, num_tokens, query_starts,
-    seq_lens, table, table_stride, table_blocks, num_seqs, scale, window, soft_cap,
-):  # fmt: skip
-    """Attend for the work items that this thread claims from `counter` (address of an int64 0; without one, 0: all).
-
-    All arguments are int64 (addresses, counts, strides in bytes) but scale and soft_cap, float64. A window or
-    a soft cap of 0 means none. threads: how many claim, hence which item this one will probably claim next.
-    Returns -1, or a sequence whose block table names a block that the cache lacks, or whose tokens exceed the table or
-    the step; nothing outside of them is touched.
-    """
+@work
+def attend(a, scratch, owner):
+    """Attend for the work items that this thread claims; how many it did. a: address of WORDS; owner: see `team`."""
+    counter = a + 8 * COUNTER
+    threads = read_shared(read_i64(a + 8 * PRESENT))
+    q = read_i64(a + 8 * Q)
+    out = read_i64(a + 8 * OUT)
+    k_cache = read_i64(a + 8 * K_CACHE)
+    v_cache = read_i64(a + 8 * V_CACHE)
+    q_token = read_i64(a + 8 * Q_TOKEN)
+    q_head = read_i64(a + 8 * Q_HEAD)
+    out_token = read_i64(a + 8 * OUT_TOKEN)
+    out_head = read_i64(a + 8 * OUT_HEAD)
+    num_blocks = read_i64(a + 8 * NUM_BLOCKS)
+    num_kv_heads = read_i64(a + 8 * NUM_KV_HEADS)
+    block_size = read_i64(a + 8 * BLOCK_SIZE)
+    head_dim = read_i64(a + 8 * HEAD_DIM)
+    kind = read_i64(a + 8 * KIND)
+    item_bytes = read_i64(a + 8 * ITEM_BYTES)
+    group = read_i64(a + 8 * GROUP)
+    rows_capacity = read_i64(a + 8 * ROWS_CAPACITY)
+    num_tokens = read_i64(a + 8 * NUM_TOKENS)
+    query_starts = read_i64(a + 8 * QUERY_STARTS)
+    seq_lens = read_i64(a + 8 * SEQ_LENS)
+    table = read_i64(a + 8 * TABLE)
+    table_stride = read_i64(a + 8 * TABLE_STRIDE)
+    table_blocks = read_i64(a + 8 * TABLE_BLOCKS)
+    num_seqs = read_i64(a + 8 * NUM_SEQS)
+    window = read_i64(a + 8 * WINDOW)
+    scale, soft_cap = read_double(a + 8 * SCALE), read_double(a + 8 * SOFT_CAP)
     q_factor = np.float32(scale * math.log2(math.e))
     if soft_cap > 0.0:
         q_factor = np.float32(2.0 * scale * math.log2(math.e) / soft_cap)
@@ -190,7 +245,8 @@ def attend(
     item = 0
     next_seq, next_token, next_head, next_stop, next_len = seq, token, head, stop, seq_len
     following = 0  # the number of that item
-    claimed = fetch_add(counter, 1) if counter != 0 else 0
+    done = 0
+    claimed = claim(counter, owner)
     while True:
         while item < claimed and seq < num_seqs:
             seq, token, head, stop, seq_len, bad = next_item(
@@ -200,7 +256,9 @@ def attend(
             bad_seq = max(bad_seq, bad)
             item += 1
         if seq >= num_seqs:
-            return bad_seq
+            if bad_seq >= 0:
+                raise_to(a + 8 * BAD_SEQ, bad_seq)
+            return done
         first_position = seq_len - (stop - token)
         num_queries = min(queries_per_item, stop - token)
         q_at = q + token * q_token + head * group * q_head
@@ -229,4 +287,8 @@ def attend(
             )  # fmt: skip
         if not valid:
             bad_seq = max(bad_seq, seq)
-        claimed = fetch_add(counter, 1) if counter != 0 else claimed + 1
+        done += 1
+        claimed = claim(counter, owner)
+
+
+ATTEND = attend.address

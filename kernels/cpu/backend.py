@@ -1,8 +1,7 @@
 """The `cpu` backend: checks tensors, hands their addresses to the compiled kernels, shares work out among threads.
 
 One compiled kernel serves every shape, dtype and batch, so a step never waits for a compiler once warm_up has run.
-With one thread the kernel is simply called. With more, Python threads call it without the GIL, and claim work items
-from one counter; who computes an item does not change its result.
+Attention is work for a `team.Team`, which layers may use too; who computes an item does not change its result.
 
 The layers of a step differ in nothing but addresses. So what tensors look like is checked for the first of them, and
 for the others, compared: thirty times a step, checks would take as long as a layer's attention of a few sequences.
@@ -11,45 +10,39 @@ for the others, compared: thirty times a step, checks would take as long as a la
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.checks import check_attention, check_metadata, check_rotate_and_write, check_write
 from kernels.copying import copy_blocks
-from kernels.cpu.attention import attend, rows_of, scratch_bytes
+from kernels.cpu import attention
 from kernels.cpu.cache_ops import write_rows
 from kernels.cpu.rotary import rotate_and_write
 from kernels.cpu.rotary import scratch_bytes as rotary_scratch_bytes
+from kernels.cpu.team import Team
 from kernels.cpu.vectors import BF16, F16, F32, LANES
 from kernels.metadata import AttentionMetadata
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
-MIN_PAIRS_FOR_THREADS = 4096  # below this many (query, key) pairs, waking a thread costs more than it gains
 _NOTHING: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
 
 class CpuBackend:
     name = "cpu"
 
-    def __init__(self, num_threads: int | None = None) -> None:
-        """num_threads: how many cores attention may use; None = all."""
-        self.num_threads = num_threads or os.cpu_count() or 1
-        if self.num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+    def __init__(self, num_threads: int | None = None, team: Team | None = None) -> None:
+        """num_threads: how many cores attention may use; None = all. Or the team that computes it."""
+        self.team = team or Team((os.cpu_count() or 1) if num_threads is None else num_threads)
         self.counters = {"write_kv": 0, "rotate_and_write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
-        self._scratch: list[Tensor] = []
-        self._scratch_for = (0, 0)
-        self._counter = torch.zeros(1, dtype=torch.int64)
-        self._pool: ThreadPoolExecutor | None = None
+        self._attend_arguments = np.zeros(len(attention.WORDS), dtype=np.int64)
+        self._attend_address = self._attend_arguments.ctypes.data
         self._rotary_scratch = torch.empty(0, dtype=torch.uint8)
         # Of the last paged_attention and the last rotate_and_write_kv: what was checked, and what follows from it. The
         # tensors are held, so that no others can take their places in memory and be taken for them.
         self._attended_metadata: AttentionMetadata | None = None
         self._attended: tuple = ()
-        self._attend_arguments: tuple = ()
-        self._attend_threads = 1
         self._rotated_by = _NOTHING
         self._rotated: tuple = ()
         self._rotate_arguments: tuple = ()
@@ -156,11 +149,13 @@ class CpuBackend:
             self._prepare_attention(q, k_cache, metadata, scale, window, soft_cap, out)
             self._attended_metadata, self._attended = metadata, form
         self.counters["paged_attention"] += 1
-        args = (q.data_ptr(), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), *self._attend_arguments)
-        if self._attend_threads == 1:
-            bad_seq = attend(0, 1, self._scratch[0].data_ptr(), *args)
-        else:
-            bad_seq = self._attend_together(self._attend_threads, args)
+        arguments = self._attend_arguments
+        arguments[attention.COUNTER : attention.BAD_SEQ + 1] = (0, -1)
+        arguments[attention.Q : attention.V_CACHE + 1] = (
+            q.data_ptr(), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
+        )  # fmt: skip
+        self.team.run(attention.ATTEND, self._attend_address)
+        bad_seq = arguments[attention.BAD_SEQ]
         if bad_seq >= 0:
             raise ValueError(
                 f"sequence {bad_seq} names a block outside of the cache's {k_cache.shape[0]}, "
@@ -185,20 +180,18 @@ class CpuBackend:
         sinks: bool = False,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Compile (or load from the disk cache) all kernels, start the threads, touch the scratch memory."""
+        """Compile (or load from the disk cache) all kernels, touch the scratch memory."""
         counted = dict(self.counters)
         seq_len = block_size + 1
-        query_len = max(seq_len, MIN_PAIRS_FOR_THREADS // seq_len + 1)  # so much that the threads take part
-        num_blocks = -(-query_len // block_size)
-        metadata = AttentionMetadata.build([query_len], [query_len], [list(range(1, num_blocks + 1))], block_size)
-        k_cache = torch.zeros((num_blocks + 1, num_kv_heads, block_size, head_dim), dtype=dtype)
+        metadata = AttentionMetadata.build([seq_len], [seq_len], [[1, 2]], block_size)
+        k_cache = torch.zeros((3, num_kv_heads, block_size, head_dim), dtype=dtype)
         v_cache = torch.zeros_like(k_cache)
-        k = torch.zeros((query_len, num_kv_heads, head_dim), dtype=dtype)
-        q = torch.zeros((query_len, num_q_heads, head_dim), dtype=dtype)
+        k = torch.zeros((seq_len, num_kv_heads, head_dim), dtype=dtype)
+        q = torch.zeros((seq_len, num_q_heads, head_dim), dtype=dtype)
         self.write_kv(k, k, k_cache, v_cache, metadata.slot_mapping)
         self.rotate_and_write_kv(
-            torch.zeros((query_len, (num_q_heads + 2 * num_kv_heads) * head_dim), dtype=dtype), num_q_heads,
-            torch.zeros(query_len, dtype=torch.int64), torch.zeros((1, head_dim)), k_cache, v_cache,
+            torch.zeros((seq_len, (num_q_heads + 2 * num_kv_heads) * head_dim), dtype=dtype), num_q_heads,
+            torch.zeros(seq_len, dtype=torch.int64), torch.zeros((1, head_dim)), k_cache, v_cache,
             metadata.slot_mapping,
         )  # fmt: skip
         self.paged_attention(
@@ -207,22 +200,8 @@ class CpuBackend:
         self.counters.update(counted)
 
     def close(self) -> None:
-        """Stop the threads. The backend can still be used: it starts them anew."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-
-    def _scratch_memory(self, group: int, head_dim: int) -> None:
-        """One piece of scratch memory per thread, made when the shape is first seen."""
-        if self._scratch_for != (group, head_dim):
-            size = scratch_bytes(group, head_dim)
-            self._scratch = [torch.empty(size, dtype=torch.uint8) for _ in range(self.num_threads)]
-            self._scratch_for = (group, head_dim)
-
-    def _threads_for(self, metadata: AttentionMetadata, window: int | None) -> int:
-        """All threads, or this one alone where the step is too small to be worth waking the others."""
-        keys = min(metadata.max_seq_len, window or metadata.max_seq_len)
-        return self.num_threads if metadata.num_tokens * keys >= MIN_PAIRS_FOR_THREADS else 1
+        """End the team's threads. The backend can still be used, by the caller alone."""
+        self.team.close()
 
     def _prepare_rotation(
         self, qkv: Tensor, num_heads: int, positions: Tensor, table: Tensor, k_cache: Tensor, slots: Tensor, eps: float
@@ -253,7 +232,7 @@ class CpuBackend:
         soft_cap: float | None,
         out: Tensor,
     ) -> None:
-        """The arguments of `attend` behind the four addresses, and with how many threads. Raises ValueError."""
+        """The arguments of `attend` but for a layer's addresses. Raises ValueError."""
         num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
         if q.dtype != k_cache.dtype or q.dtype not in KINDS or head_dim % LANES or not q.is_cpu:
             raise ValueError(
@@ -265,28 +244,15 @@ class CpuBackend:
         group = q.shape[1] // num_kv_heads
         item = q.element_size()
         table = metadata.block_table
-        self._scratch_memory(group, head_dim)
-        self._attend_arguments = (
+        self.team.reserve(attention.scratch_bytes(group, head_dim))
+        self._attend_arguments[attention.PRESENT] = self.team.present
+        self._attend_arguments[attention.Q_TOKEN : attention.SCALE] = (
             q.stride(0) * item, q.stride(1) * item, out.stride(0) * item, out.stride(1) * item,
-            num_blocks, num_kv_heads, block_size, head_dim, KINDS[q.dtype], item, group, rows_of(group),
+            num_blocks, num_kv_heads, block_size, head_dim, KINDS[q.dtype], item, group, attention.rows_of(group),
             metadata.num_tokens, metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr(),
-            table.data_ptr(), table.stride(0) * 4, table.shape[1], metadata.num_seqs,
-            float(scale), window or 0, float(soft_cap or 0.0),
+            table.data_ptr(), table.stride(0) * 4, table.shape[1], metadata.num_seqs, window or 0,
         )  # fmt: skip
-        self._attend_threads = self._threads_for(metadata, window)
-
-    def _attend_together(self, threads: int, args: tuple) -> int:
-        """The greatest result of all threads."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="attention")
-        self._counter.zero_()
-        counter = self._counter.data_ptr()
-        others = [
-            self._pool.submit(attend, counter, threads, scratch.data_ptr(), *args)
-            for scratch in self._scratch[1:threads]
-        ]
-        mine = attend(counter, threads, self._scratch[0].data_ptr(), *args)
-        return max(mine, *(other.result() for other in others))
+        self._attend_arguments[attention.SCALE :].view(np.float64)[:] = (scale, soft_cap or 0.0)
 
 
 def _no_such_slot(token: int, slot_mapping: Tensor, k_cache: Tensor) -> ValueError:

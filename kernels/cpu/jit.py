@@ -58,10 +58,10 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def work(function: Callable[..., Any]) -> Any:
-    """A function of two int64 addresses that is called by its own, `.address`: what a `team.Team` shares out."""
+    """A function of three int64 to one that is called by its address, `.address`: what a `team.Team` shares out."""
     before, config.CACHE_DIR = config.CACHE_DIR, str(CACHE_DIR)
     try:
-        signature = numba.void(numba.int64, numba.int64)
+        signature = numba.int64(numba.int64, numba.int64, numba.int64)
         return numba.cfunc(signature, cache=True, error_model="numpy")(function)
     finally:
         config.CACHE_DIR = before

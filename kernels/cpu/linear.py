@@ -15,13 +15,13 @@ import numpy as np
 from kernels.cpu.features import HAS_AVX512, HAS_BF16_DOTS
 from kernels.cpu.jit import part, work
 from kernels.cpu.products import BYTES, DOTS, PAIRS, SINGLE, VECTOR_BYTES, multiply_packed
+from kernels.cpu.team import claim
 from kernels.cpu.vectors import (
     BF16,
     LANES,
     add,
     divide,
     exp2,
-    fetch_add,
     load_f32,
     load_i32_difference,
     maximum,
@@ -172,25 +172,26 @@ def _put(a, tile, panel, first, rows):
 
 
 @work
-def linear(a, scratch):
-    """a: address of WORDS."""
+def linear(a, scratch, owner):
+    """a: address of WORDS; owner: of the core, see `team`."""
     rows = read_i64(a + 8 * ROWS)
     panels = read_i64(a + 8 * PANELS)
     gates = read_i64(a + 8 * ACTION) == GATE
     counter = read_i64(a + 8 * COUNTER)
     items = (rows + CHUNK - 1) // CHUNK * panels
     panel_bytes = read_i64(a + 8 * STEPS) * (PANEL * 4) * (2 if gates else 1)
-    item = fetch_add(counter, 1)
+    done = 0
+    item = claim(counter, owner)
     while item < items:
         chunk = item // panels
         panel = item - chunk * panels
         first = chunk * CHUNK
         count = min(CHUNK, rows - first)
-        item = fetch_add(counter, 1)
+        item = claim(counter, owner)
         if item < items:
             fetch = read_i64(a + 8 * WEIGHT) + item % panels * panel_bytes
         else:
-            fetch = read_i64(a + 8 * FOLLOWING) + (item - items) * panel_bytes
+            fetch = read_i64(a + 8 * FOLLOWING) + (item - items) % panels * panel_bytes
         if gates:
             _panel_products(a, 2 * panel, first, count, scratch, fetch)
             _panel_products(a, 2 * panel + 1, first, count, scratch + TILE_BYTES, fetch + panel_bytes // 2)
@@ -198,6 +199,8 @@ def linear(a, scratch):
         else:
             _panel_products(a, panel, first, count, scratch, fetch)
         _put(a, scratch, panel, first, count)
+        done += 1
+    return done
 
 
 LINEAR = linear.address

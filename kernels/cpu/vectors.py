@@ -256,6 +256,7 @@ def _scalar_store(numba_type: Any, llvm_type: ir.Type) -> Any:
 read_i32 = _scalar_load(types.int32, _i32)
 read_i64 = _scalar_load(types.int64, ir.IntType(64))
 read_float = _scalar_load(types.float32, _float)
+read_double = _scalar_load(types.float64, ir.DoubleType())
 write_i64 = _scalar_store(types.int64, ir.IntType(64))
 write_float = _scalar_store(types.float32, _float)
 
@@ -274,17 +275,6 @@ def write_bf16(typingctx, address, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), codegen
-
-
-@intrinsic
-def fetch_add(typingctx, address, amount):
-    """Atomically add to the int64 at address; the value before. Shares work out among threads."""
-
-    def codegen(context, builder, signature, args):
-        pointer = _pointer(builder, args[0], ir.IntType(64))
-        return builder.atomic_rmw("add", pointer, args[1], "monotonic")
-
-    return types.int64(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -639,44 +629,3 @@ def multiply_block(typingctx, rows, vectors, a, a_stride, b, b_stride, c, c_stri
         return context.get_dummy_value()
 
     return types.void(rows, vectors, *[types.int64] * 8), codegen
-
-
-# -- words for kernels: threads --------------------------------------------------------------------------------------
-
-
-@intrinsic
-def call(typingctx, function, first, second):
-    """function(first, second): the address of a compiled void(int64, int64)."""
-
-    def codegen(context, builder, signature, args):
-        i64 = ir.IntType(64)
-        function_type = ir.FunctionType(ir.VoidType(), [i64, i64])
-        builder.call(_pointer(builder, args[0], function_type), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@intrinsic
-def pause(typingctx):
-    """What a spinning thread tells the processor, where it can be told."""
-
-    def codegen(context, builder, signature, args):
-        if _X86:
-            function_type = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.x86.sse2.pause"), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
-
-@intrinsic
-def yield_processor(typingctx):
-    """Let another thread have this core: POSIX sched_yield."""
-
-    def codegen(context, builder, signature, args):
-        function_type = ir.FunctionType(_i32, [])
-        builder.call(cgutils.get_or_insert_function(builder.module, function_type, "sched_yield"), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen

@@ -12,21 +12,22 @@ import pytest
 import torch
 
 from kernels.cpu.jit import work
-from kernels.cpu.team import PATIENCE, Team
-from kernels.cpu.vectors import fetch_add, read_i64, write_i64
+from kernels.cpu.team import ASLEEP, Team, claim
+from kernels.cpu.vectors import read_i64, write_i64
 
 DEADLINE_S = 20.0
 
 
 @work
-def mark(a, scratch):
-    """a: counter, number of items, address of int64 [items]: adds one to each. scratch counts calls."""
-    fetch_add(scratch, 1)
-    items, marks = read_i64(a + 8), read_i64(a + 16)
-    item = fetch_add(a, 1)
+def mark(a, scratch, owner):
+    """a: counter, number of items, address of int64 [items]: adds one to each."""
+    items, marks, done = read_i64(a + 8), read_i64(a + 16), 0
+    item = claim(a, owner)
     while item < items:
         write_i64(marks + 8 * item, read_i64(marks + 8 * item) + 1)
-        item = fetch_add(a, 1)
+        done += 1
+        item = claim(a, owner)
+    return done
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -38,7 +39,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_every_item_is_done_once(num_threads: int) -> None:
-    team = Team(num_threads, 64)
+    team = Team(num_threads)
     for items in (0, 1, 2, 1000, 5):
         for _ in range(20):
             marks = np.zeros(items, dtype=np.int64)
@@ -47,40 +48,55 @@ def test_every_item_is_done_once(num_threads: int) -> None:
             assert (marks == 1).all()
 
 
-def test_helpers_take_part_and_leave_and_come_back() -> None:
-    team = Team(2, 64)
-    helped = team._memory[1].numpy().view(np.int64)
+def test_helpers_take_part_and_sleep_and_are_woken() -> None:
+    team = Team(2)
     items = 200_000
     marks = np.zeros(items, dtype=np.int64)
+    asleep = team._words[:, ASLEEP // 8]
 
-    def run() -> bool:
+    def helped() -> bool:
+        alone = team._caller_items
         arguments = np.array([0, items, marks.ctypes.data], dtype=np.int64)
         team.run(mark.address, arguments.ctypes.data)
-        return helped[0] > 0
+        return team._caller_items - alone < items
 
-    wait_for(run, "the helper never helped")
-    wait_for(team._helpers[0].done, f"the helper did not leave after {PATIENCE} turns")
-    helped[0] = 0
-    wait_for(run, "the helper did not come back")
+    wait_for(helped, "the helper never helped")
+    for _ in range(2):
+        wait_for(asleep.all, "the helper does not sleep")
+        wait_for(helped, "the helper did not wake")
     assert (marks == marks[0]).all()
+    assert team.items() == (items * marks[0], 0)
+
+
+def helpers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("team")}
 
 
 def test_helpers_end_with_their_team() -> None:
-    def helpers() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name.startswith("team")]
-
     gc.collect()
-    before = set(helpers())
-    team = Team(3, 64)
-    ours = [thread for thread in helpers() if thread not in before]
-    assert len(ours) == 2
+    before = helpers()
+    team = Team(3)
+    assert len(helpers() - before) == 2
     del team
     gc.collect()
-    wait_for(lambda: not any(thread.is_alive() for thread in ours), "helpers outlive their team")
+    assert helpers() <= before
+
+
+def test_a_closed_team_is_the_caller() -> None:
+    before = helpers()
+    team = Team(3)
+    team.close()
+    team.close()
+    assert helpers() <= before
+    marks = np.zeros(10, dtype=np.int64)
+    arguments = np.array([0, 10, marks.ctypes.data], dtype=np.int64)
+    team.run(mark.address, arguments.ctypes.data)
+    assert (marks == 1).all()
+    assert team._caller_items == 10
 
 
 def test_memory_is_kept_while_it_is_enough() -> None:
-    team = Team(1, 64)
+    team = Team(1)
     first = team.memory("x", torch.float32, 100)
     assert team.memory("x", torch.bfloat16, 100).data_ptr() == first.data_ptr()
     assert team.memory("y", torch.float32, 100).data_ptr() != first.data_ptr()
@@ -89,4 +105,4 @@ def test_memory_is_kept_while_it_is_enough() -> None:
 
 def test_a_team_has_somebody() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        Team(0, 64)
+        Team(0)

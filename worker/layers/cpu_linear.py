@@ -59,6 +59,7 @@ class CpuLinear:
         if weight.dtype not in DTYPES or weight.device.type != "cpu":
             raise ValueError(f"weights are bfloat16 or float32 on the CPU, not {weight.dtype} on {weight.device}")
         self.team = team or alone()
+        self.team.reserve(kernels.SCRATCH_BYTES)
         self.out_features = weight.shape[0] // 2 if gated else weight.shape[0]
         self.out_dtype = out_dtype or weight.dtype
         self._keep_out = keep_out
@@ -161,15 +162,10 @@ def _panelled(vector: Tensor, panels: int) -> Tensor:
     return torch.nn.functional.pad(vector, (0, panels * kernels.PANEL - len(vector))) if len(vector) else vector
 
 
-def make_team(num_threads: int) -> Team:
-    """Threads that compute layers together."""
-    return Team(num_threads, kernels.SCRATCH_BYTES)
-
-
 @functools.cache
 def alone() -> Team:
     """The caller's thread."""
-    return make_team(1)
+    return Team(1)
 
 
 @functools.cache

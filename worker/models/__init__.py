@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from protocol.model_config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.weights import WeightSource
+
+if TYPE_CHECKING:
+    from kernels.cpu.team import Team
 
 MODELS = {
     "LlamaForCausalLM": LlamaModel,
@@ -24,8 +29,10 @@ def build_model(
     *,
     max_positions: int | None = None,
     quantization: str = "none",
+    team: Team | None = None,
 ) -> LlamaModel:
-    """The network with its weights on `device`. It can be asked for positions 0 .. max_positions - 1.
+    """The network with its weights on `device`. It can be asked for positions 0 .. max_positions - 1. team: the threads
+    that compute layers on a CPU; None: as many as PyTorch uses.
 
     Raises ValueError for an unknown architecture, WeightError if the weights are not those of this config,
     QuantizationUnavailable if this device or dtype has no layers of that kind.
@@ -38,5 +45,5 @@ def build_model(
     weights.check(model_class.tensor_shapes(config))
     with torch.inference_mode():
         return model_class(
-            config, weights, dtype, device, max_positions or config.max_position_embeddings, quantization
+            config, weights, dtype, device, max_positions or config.max_position_embeddings, quantization, team
         )

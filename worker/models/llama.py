@@ -53,8 +53,10 @@ class LlamaModel:
         device: torch.device | str,
         max_positions: int,
         quantization: str = "none",
+        team: Team | None = None,
     ) -> None:
         """quantization: "none", or "int8": 8-bit weights and activations in all matrix products but attention's.
+        team: the threads that compute a CPU's layers; None: as many as PyTorch uses.
 
         Raises QuantizationUnavailable.
         """
@@ -69,7 +71,7 @@ class LlamaModel:
         cpu_layers = has_cpu_layers(device, dtype)
         self.activation_dtype = torch.float32 if cpu_layers else dtype
         self.ops = make_ops(self.activation_dtype, device)
-        self.team = _team() if cpu_layers else None
+        self.team = (team or _team()) if cpu_layers else None
         self.rope = rope_table(config, max_positions, device)  # float32 [max_positions, D]
         self.embedding = self._load("model.embed_tokens.weight")  # [V, H]
         self.layers = [DecoderLayer(self, index) for index in range(config.num_layers)]
@@ -166,9 +168,9 @@ class LlamaModel:
 
 def _team() -> Team:
     """As many threads as PyTorch uses."""
-    from worker.layers.cpu_linear import make_team  # loads Numba
+    from kernels.cpu.team import Team  # loads Numba
 
-    return make_team(torch.get_num_threads())
+    return Team(torch.get_num_threads())
 
 
 class DecoderLayer:
