@@ -15,7 +15,7 @@ from kernels.cpu.features import HAS_BF16_DOTS
 from kernels.cpu.linear import BLOCK, CHUNK, PANEL
 from kernels.cpu.products import DOTS, PAIRS
 from kernels.cpu.team import Team
-from worker.layers.cpu_linear import CpuLinear, bfloat16_form, make_team
+from worker.layers.cpu_linear import CpuLinear, bfloat16_form
 from worker.layers.linear import Gated, Linear
 from worker.layers.ops import TorchOps
 from worker.layers.quantization import make_gated, make_linear
@@ -31,7 +31,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 @pytest.fixture(scope="module")
 def pair() -> Team:
-    return make_team(2)
+    return Team(2)
 
 
 @pytest.mark.parametrize("x_dtype", DTYPES)
@@ -91,7 +91,7 @@ def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(
 ) -> None:
     weight, batch = random(2 * PANEL + 10, 66, dtype=dtype), random(rows, 66, seed=rows)
     settings = {"quantization": quantization, "two_terms": two_terms, "gated": gated}
-    alone, together = CpuLinear(weight, **settings), CpuLinear(weight, team=make_team(2), **settings)  # type: ignore[arg-type]
+    alone, together = CpuLinear(weight, **settings), CpuLinear(weight, team=Team(2), **settings)  # type: ignore[arg-type]
     row %= rows
     whole = alone(batch)
     assert torch.equal(whole, together(batch))
@@ -137,8 +137,9 @@ def test_a_process_ends_whose_helpers_still_spin() -> None:
     """A daemon thread in compiled code would bring the process down with SIGABRT."""
     script = """if True:
         import torch
-        from worker.layers.cpu_linear import CpuLinear, make_team
-        CpuLinear(torch.ones(96, 64), team=make_team(3))(torch.ones(4, 64))
+        from kernels.cpu.team import Team
+        from worker.layers.cpu_linear import CpuLinear
+        CpuLinear(torch.ones(96, 64), team=Team(3))(torch.ones(4, 64))
     """
     assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
 
