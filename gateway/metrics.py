@@ -62,6 +62,7 @@ COUNTERS = (
     Shown("num_preemptions", "Requests that had to give up their blocks", lambda engine: engine.status.preemptions),
     Shown("engine_steps", "Steps planned", lambda engine: engine.status.steps),
     Shown("recoveries", "Workers lost, whose requests went on", lambda engine: engine.status.recoveries),
+    Shown("rested_seconds", "Waited for the sake of another replica's prompt", lambda e: e.metrics.rested_s),
     Shown("fenced_messages", "Messages of lost workers, dropped", lambda engine: engine.status.fenced_messages),
 )
 HISTOGRAM_TEXTS = {

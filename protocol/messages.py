@@ -146,6 +146,8 @@ class Hello(_Message, tag="hello", frozen=True):
     attention_backend: str
     backend_reason: str
     """One line: why this backend, and why not each other."""
+    lends_cores: bool = False
+    """While it is outside a step, its cores compute for the other workers of this machine."""
 
 
 class Welcome(_Message, tag="welcome", frozen=True):
@@ -213,7 +215,7 @@ class ModelRunnerOutput(_Message, tag="result", frozen=True):
     """One per sampling row of that plan, rows ascending; -1: this row failed (NaN logits); -2: its grammar failed."""
     digest: int
     timings_us: Int32Array
-    """[apply, commit, forward, sample, idle before] in microseconds."""
+    """[apply, commit, forward, sample, idle before, rest in that] in microseconds; the last only if it rested."""
     logprobs: LogprobsLists | None = None
     """A place for each of `tokens`; None when nobody asked."""
     started_ns: int = 0
@@ -281,6 +283,14 @@ class ProfileResult(_Message, tag="profile_result", frozen=True):
     profile: Profile
 
 
+class Rest(_Message, tag="rest", frozen=True):
+    """Scheduler → worker: from now on wait so long between a step and the next, 0: no more. It counts at once, also for
+    plans that were sent before, and for a rest that is being taken."""
+
+    us: int
+    """Microseconds, at most 1,000,000."""
+
+
 class StopWorker(_Message, tag="stop", frozen=True):
     """Scheduler → worker: finish and exit with code 0."""
 
@@ -288,7 +298,7 @@ class StopWorker(_Message, tag="stop", frozen=True):
 
 
 WorkerToScheduler = Hello | ModelRunnerOutput | PlanRefused | Heartbeat | ProfileResult
-SchedulerToWorker = Welcome | Refused | SchedulerOutput | CountKernels | ProfileSteps | StopWorker
+SchedulerToWorker = Welcome | Refused | SchedulerOutput | CountKernels | ProfileSteps | Rest | StopWorker
 
 
 # ------------------------------------------------------------------------------------------------ client plane
@@ -608,6 +618,8 @@ class ReplicaMetrics(msgspec.Struct, array_like=True, frozen=True):
     """What a prompt token is believed to add to a step; 0: not known yet."""
     prefill_budget: int = 0
     """Prompt tokens that the next step would take."""
+    rested_s: float = 0.0
+    """Waited between steps for the sake of a long prompt of another replica."""
 
 
 class MetricsSnapshot(_Message, tag="metrics", frozen=True):

@@ -34,6 +34,7 @@ from scheduler.queue import RequestQueue
 from scheduler.replica import Replica, Step
 from scheduler.reports import keep, kept, new_prompt_logprobs, problem_with
 from scheduler.request import Request, RequestState
+from scheduler.rest import Rests, is_news
 from scheduler.router import Router
 from scheduler.snapshot import block_info, request_table, take_snapshot
 from scheduler.step_budget import StepBudget
@@ -87,6 +88,7 @@ class Engine:
         self.router = Router(self.replicas, config.max_num_batched_tokens, config.watermark)
         budget = StepBudget(config.max_step_stretch, config.max_num_batched_tokens, config.block_size)
         self.planner = Planner(budget, hold_policy)
+        self.rests = Rests(config.max_step_stretch if config.lend_cores else 0.0)
         self.connections = Connections()
         self.requests: dict[str, Request] = {}
         """Every unfinished request."""
@@ -121,6 +123,7 @@ class Engine:
             self._apply(event, now)
         self._tell_time(now)  # a pool may be new
         self._pump(now)
+        self._share_cores()
         if self.tracing.active:
             self._hand_over(self.tracing.due(now))
         if self.config.debug_checks:
@@ -199,8 +202,27 @@ class Engine:
                 num_sampling=len(step.rows),
                 planned_at=began,
                 schedule_s=self.clock() - began,
+                helped=replica.helped,
             )
         )
+
+    def _share_cores(self) -> None:
+        """Tell workers that only decode to rest between their steps while another computes a long prompt."""
+        if not self.rests.helped and not any(replica.prompt_left for replica in self.replicas):
+            return  # as nearly always
+        lending = [worker for worker in self.workers.values() if worker.hello.lends_cores]
+        work = {worker.hello.replica: self.replicas[worker.hello.replica].work for worker in lending}
+        resting = self.rests.who(work, len(self.queue))
+        for worker in lending:
+            index, rest_s = worker.hello.replica, 0.0
+            if index in resting:
+                rest_s = self.rests.length_s(self.replicas[index].costs.decode_s(work[index].num_decoding))
+            if is_news(rest_s, worker.rest_s):
+                worker.rest_s = rest_s
+                self._actions.append(e.ToWorker(worker.identity, m.Rest(round(rest_s * 1e6))))
+        for index in work:
+            others_rest = any(worker.rest_s and worker.hello.replica != index for worker in lending)
+            self.replicas[index].helped = index in self.rests.helped and others_rest
 
     def plan_encoded(self, identity: bytes, plan: m.SchedulerOutput, num_bytes: int, seconds: float) -> None:
         """The plan made for this worker became a frame, which took so long and is sent now. For the books only."""
@@ -300,8 +322,10 @@ class Engine:
         record.num_committed = num_committed
         record.result_s = self.clock() - began
         replica.stats.step_done(record)
-        num_decoding, seconds = record.num_tokens - record.num_prefill_tokens, record.forward_s + record.sample_s
-        replica.costs.observe(num_decoding, record.num_prefill_tokens, record.prefill_position, seconds)
+        if record.helped == replica.helped:  # else help began or ended meanwhile: it says nothing of either
+            num_decoding, seconds = record.num_tokens - record.num_prefill_tokens, record.forward_s + record.sample_s
+            position, helped = record.prefill_position, record.helped
+            replica.costs.observe(num_decoding, record.num_prefill_tokens, position, seconds, helped)
         self.tracing.step_done(replica, worker.hello, record, result.kernel_calls, self.now)
 
     def _send_tokens(self, step: int, outcome: Outcome, logprobs: Logprobs | None) -> None:

@@ -32,6 +32,8 @@ class ReplicaStats:
         self.preemptions = 0
         self.recoveries = 0
         self.fenced_messages = 0
+        self.rested_s = 0.0
+        """Waited between steps for the sake of another replica's prompt."""
         self.histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
         self.stages = {stage: Histogram(STAGE_S) for stage in STAGES}
 
@@ -81,6 +83,7 @@ class ReplicaStats:
 
     def step_done(self, record: StepRecord) -> None:
         """The result of a step counts."""
+        self.rested_s += record.rest_s
         self.histograms["iteration_tokens"].observe(record.num_tokens)
         for stage, seconds in record.stages.items():
             self.stages[stage].observe(seconds)
@@ -93,4 +96,5 @@ class ReplicaStats:
             {name: histogram.data for name, histogram in self.histograms.items()},
             {stage: histogram.data for stage, histogram in self.stages.items()},
             *pace,
+            self.rested_s,
         )

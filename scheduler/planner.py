@@ -78,6 +78,7 @@ class Planner:
         """Advance `replica` by one plan; requests move between its rows and `queue`."""
         rows, ended, preempted = replica.rows, list[tuple[Request, FinishReason]](), list[Request]()
         if not rows.num_active and not len(queue):
+            replica.prompt_left = 0
             return Plan(None, ended, preempted)
         for row in rows_at_limit(rows).tolist():
             replica.release(row).move(RequestState.DRAINING)
@@ -131,7 +132,9 @@ class Planner:
         if joining:
             waiting += joining / router.num_ready
             interrupted += sum(request.num_output > 0 for request in queue.first(LOOKED_AT)) / router.num_ready
-        return self.budget.prefill_tokens(replica.costs, decoding, waiting, interrupted, position)
+        return self.budget.prefill_tokens(
+            replica.costs, decoding, waiting, interrupted, position, helped=replica.helped
+        )
 
     def pace(self, replica: Replica) -> tuple[float, float, int]:
         """For those who look: seconds of a step in which the rows that decode now do nothing else, seconds that a token
@@ -256,6 +259,10 @@ class Planner:
             reporting={row: request for row, request in rows.reporting.items() if ran[row]},
         )
         rows.known[sampling] = index + 1
+        replica.prompt_left = 0
+        if len(prefill):
+            left = rows.known - rows.planned
+            replica.prompt_left = int(left[left > 1].sum())
         replica.next_step += 1
         replica.in_flight.append(step)
         replica.recorder.append(output)

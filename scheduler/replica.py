@@ -16,6 +16,7 @@ from scheduler.cache_manager import KVCacheManager
 from scheduler.eviction_memory import EvictionMemory
 from scheduler.metrics import ReplicaStats
 from scheduler.request import Request
+from scheduler.rest import Work
 from scheduler.step_budget import StepCosts
 from scheduler.step_log import StepLog
 
@@ -76,8 +77,19 @@ class Replica:
         self.in_flight: deque[Step] = deque()
         self.loose: dict[int, Request] = {}
         """By binding: requests without a row that tokens in flight may still reach (draining or preempted)."""
+        self.prompt_left = 0
+        """Prompt tokens of its rows that no plan computes yet, as of the latest plan."""
+        self.helped = False
+        """Whether other replicas rest now for the sake of its prompts."""
         self.next_step = 0
         self.recorder: deque[SchedulerOutput] = deque(maxlen=FLIGHT_RECORDER_PLANS)
+
+    @property
+    def work(self) -> Work:
+        """What it has to do, as of its latest plan."""
+        chunks = sum(step.num_tokens - len(step.rows) for step in self.in_flight)  # a row that decodes samples
+        num_decoding = len(self.in_flight[-1].rows) if self.in_flight else 0
+        return Work(self.prompt_left + chunks, num_decoding)
 
     def start(self, num_blocks: int) -> None:
         """A worker with empty memory of `num_blocks` serves the current epoch."""

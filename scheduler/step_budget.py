@@ -29,6 +29,10 @@ DRIFT = 0.03
 """How much each cost may change from step to step, as a share of it: how fast old steps are forgotten."""
 MOST_LATE = 10.0
 """A step counts as at most so many times longer than expected: one that was held up by something else is no news."""
+HELP_GAIN = 0.3
+"""Weight of the latest step in the average of what help brings."""
+MOST_HELP = 0.1
+"""Share of its usual time that a step takes at least, whatever help it has; and it takes no longer than without."""
 SHORTEST_S = 1e-5
 """No step is expected to take less."""
 PRIOR = np.array([1.0, 0.2, 0.3, 1.0, 0.3])
@@ -60,27 +64,37 @@ class StepCosts:
     A Kalman filter (R. E. Kalman, 1960) follows the five, which are taken to drift: what a step cannot tell apart is
     left as it was believed to be. A step's error is a share of its own time, so a late one says little, and an early
     one corrects what was wrong. No cost is ever negative.
+
+    While other workers rest for the sake of its prompts (`scheduler.rest`) a step takes only a share of that, `help`,
+    which is all that is learned of such a step: so nothing has to be learned anew when help begins or ends.
     """
 
     def __init__(self) -> None:
         self.known: F64 = np.zeros(5)
         """step, row, chunk, token, context: seconds."""
+        self.help = 1.0
+        self._num_helped = 0
         self._variance: F64 = np.zeros((5, 5))
         self._decodes: deque[tuple[int, float]] = deque(maxlen=KEPT_DECODES)
         """(rows, seconds) not learned from yet."""
         self._num_decodes = 0
         self._num_chunks = 0
 
-    def observe(self, decoding: int, chunk: int, position: float, seconds: float) -> None:
-        """A step's result: rows that decoded in it, prompt tokens it computed, their mean position, its computing time.
+    def observe(self, decoding: int, chunk: int, position: float, seconds: float, helped: bool = False) -> None:
+        """A step's result: rows that decoded in it, prompt tokens it computed, their mean position, its computing time;
+        helped: whether others rested for the sake of that chunk.
 
         Costs next to nothing without a chunk: it is learned from when someone asks."""
         if not chunk:
             self._decodes.append((decoding, seconds))
             return
         self._catch_up()
+        size = np.array([1.0, decoding, 1.0, chunk, chunk * position])
+        if helped:
+            self._learn_help(seconds / max(float(size @ self.known), SHORTEST_S))
+            return
         self._num_chunks += 1
-        self._learn(np.array([1.0, decoding, 1.0, chunk, chunk * position]), seconds)
+        self._learn(size, seconds)
 
     def decode_s(self, decoding: int) -> float | None:
         """Seconds of a step in which so many rows decode, and nothing else runs; None: not known yet."""
@@ -94,6 +108,13 @@ class StepCosts:
         if not self._num_chunks:
             return None
         return float(self.known[2]), float(self.known[3] + self.known[4] * position)
+
+    def _learn_help(self, share: float) -> None:
+        """share: of its usual time that a step took with help. The first is believed, later ones are averaged."""
+        if share > 0.0:  # else not told
+            self._num_helped += 1
+            gain = max(HELP_GAIN, 1.0 / self._num_helped)
+            self.help += gain * (min(max(share, MOST_HELP), 1.0) - self.help)
 
     def _catch_up(self) -> None:
         while self._decodes:
@@ -131,11 +152,17 @@ class StepBudget:
         self.block_size = block_size
 
     def prefill_tokens(
-        self, costs: StepCosts, decoding: int, waiting: float, interrupted: float = 0.0, position: float = 0.0
+        self,
+        costs: StepCosts,
+        decoding: int,
+        waiting: float,
+        interrupted: float = 0.0,
+        position: float = 0.0,
+        helped: bool = False,
     ) -> int:
         """Prompt tokens that a step with `decoding` rows may take: LEAST_CHUNK or more, but never more than the static
         budget leaves. waiting: requests whose prompts are to be computed, `interrupted` of which are streams that have
-        produced tokens before; position: where the first of them goes on.
+        produced tokens before; position: where the first of them goes on; helped: whether others rest for their sake.
         """
         most = self.most_tokens - decoding
         if not self.stretch or not decoding:
@@ -146,6 +173,8 @@ class StepBudget:
         fixed_s, token_s = chunk
         crowd = min(MOST_GROWN, CROWD * (waiting - 1) / decoding)
         stretch = self.stretch * max(1.0, crowd, INTERRUPTED * interrupted / decoding)
+        if helped:
+            stretch /= costs.help  # by the clock of a step without help
         spare_s = max((stretch - 1.0) * decode_s - fixed_s, WORTH_ITS_COST * fixed_s)
         if most * token_s <= spare_s:
             return most

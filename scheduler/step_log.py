@@ -18,8 +18,8 @@ from protocol.arrays import INT32, pack
 from protocol.messages import STEP_COLUMNS
 
 KEPT_STEPS = 256
-_TIMINGS = 5
-"""Leading elements of ModelRunnerOutput.timings_us: apply, commit, forward, sample, idle."""
+_TIMINGS = 6
+"""Leading elements of ModelRunnerOutput.timings_us: apply, commit, forward, sample, idle, rest."""
 
 
 @dataclass(slots=True)
@@ -41,6 +41,8 @@ class StepRecord:
     planned_at: float
     """When making the plan began."""
     schedule_s: float
+    helped: bool = False
+    """Whether others rested for its prompts' sake when it was planned."""
     number: int = 0
     """Counts the finished steps of the replica over all its epochs, from 1; 0: not finished."""
     plan_bytes: int = 0
@@ -50,7 +52,9 @@ class StepRecord:
     started_at: float = 0.0
     """When the worker began with it."""
     idle_s: float = 0.0
-    """How long the worker had nothing to do before."""
+    """How long the worker had nothing to do before, its rest not counted."""
+    rest_s: float = 0.0
+    """How long it waited before, as it was told, for the sake of another replica's prompt."""
     apply_s: float = 0.0
     commit_s: float = 0.0
     forward_s: float = 0.0
@@ -100,7 +104,8 @@ class StepRecord:
         seconds = [0.0] * _TIMINGS
         known = min(_TIMINGS, len(timings_us) // INT32.itemsize)
         seconds[:known] = (np.frombuffer(timings_us, dtype=INT32, count=known) / 1e6).tolist()
-        self.apply_s, self.commit_s, self.forward_s, self.sample_s, self.idle_s = seconds
+        self.apply_s, self.commit_s, self.forward_s, self.sample_s, idle_s, self.rest_s = seconds
+        self.idle_s = max(0.0, idle_s - self.rest_s)
         sent = self.sent_at or self.planned_at
         if not sent <= started_at <= self.returned_at:
             started_at = sent + max(0.0, self.returned_at - sent - self.work_s) / 2

@@ -209,6 +209,8 @@ class Tracing:
             t.end(pid, "wire", "wire", key, started),
             t.piece(pid, lane, f"step {record.step}", started, record.work_s, args),
         ]
+        if record.rest_s:
+            events.append(t.piece(pid, lane, "rest", started - record.rest_s, record.rest_s))
         at = started
         for name in ("apply", "commit", "forward", "sample"):
             seconds = record.stages[name]

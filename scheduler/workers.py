@@ -8,9 +8,10 @@ from protocol.model_config import ModelConfig
 
 
 class Worker:
-    """One incarnation of a worker process. `identity`: its routing id; state: ready, then dead."""
+    """One incarnation of a worker process. `identity`: its routing id; state: ready, then dead; rest_s: how long it was
+    told to wait between steps."""
 
-    __slots__ = ("epoch", "hello", "identity", "last_seen", "state")
+    __slots__ = ("epoch", "hello", "identity", "last_seen", "rest_s", "state")
 
     def __init__(self, identity: bytes, hello: Hello, epoch: int, now: float):
         self.identity = identity
@@ -18,6 +19,7 @@ class Worker:
         self.epoch = epoch
         self.state = "ready"
         self.last_seen = now
+        self.rest_s = 0.0
 
     @property
     def status(self) -> WorkerStatus:

@@ -73,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
         "--threads-per-worker", type=int, metavar="N", help="CPU threads of a worker (default: cores / workers)"
     )
     processes.add_argument(
+        "--no-lend-cores",
+        dest="lend_cores",
+        action="store_false",
+        help="on the CPU, idle workers do not lend their cores to busy ones, and none that only decodes rests while "
+        "another computes a long prompt",
+    )
+    processes.add_argument(
         "--enforce-eager", action="store_true", help="on a GPU, record no decode steps (no CUDA graphs)"
     )
     choice(processes, "--transport", ("ipc", "tcp"), "how the processes and clients are connected")

@@ -71,6 +71,8 @@ class ModelRunner:
     the loading of weights is. Raises StartError, NoBackend, WeightError or KVMemoryError.
     """
 
+    lends_cores = False
+    """Whether its cores compute for other workers of this machine while it runs no step."""
     ready_fd: int | None = None
     """Readable when `take_ready` may have something; None: never."""
 

@@ -6,6 +6,8 @@ import gc
 import logging
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Callable
 
 import zmq
@@ -21,6 +23,7 @@ from worker.heartbeat import HeartbeatThread
 from worker.kernel_calls import KernelCalls
 from worker.pipelined import PipelinedRunner
 from worker.profiler import StepProfiler
+from worker.rest import Rest
 from worker.runner import ModelRunner, StartError, pick_device
 
 _LOG = logging.getLogger("worker")
@@ -56,6 +59,9 @@ class Worker:
         self._diverged = False
         self._kernel_calls = KernelCalls()
         self._profiler = StepProfiler()
+        self._rest = Rest()
+        self._kept: deque[m.SchedulerToWorker] = deque()
+        """Received during a rest, and to be dealt with after it."""
         self._epoch = 0
 
     def run(self) -> None:
@@ -82,6 +88,8 @@ class Worker:
     def _receive(self) -> m.SchedulerToWorker | None:
         """What the scheduler says, if it is there by now. With two steps in flight the next plan is, when a step ends;
         asking the poller first would only keep it waiting."""
+        if self._kept:
+            return self._kept.popleft()
         try:
             frame = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -108,6 +116,7 @@ class Worker:
             dtype=str(runner.dtype).removeprefix("torch.") + (" + int8" if config.quantization == "int8" else ""),
             attention_backend=runner.backend.name,
             backend_reason=runner.selection.reason,
+            lends_cores=runner.lends_cores,
         )
         self._socket.send(codec.encode(hello))
         if not self._socket.poll(WELCOME_TIMEOUT_MS):
@@ -117,8 +126,11 @@ class Worker:
     def _handle(self, message: m.SchedulerToWorker) -> None:
         match message:
             case m.SchedulerOutput():
+                if self._rest.length_s:
+                    self._take_rest()
                 with self._profiler.step(self.runner):
                     self._run_plan(message)
+                self._rest.step_ended(time.monotonic())
                 if self._profiler.complete:
                     self._send_profile()
             case m.ProfileSteps(steps):
@@ -131,8 +143,11 @@ class Worker:
                     self._kernel_calls.start(self.runner.counters)
                 else:
                     self._kernel_calls.stop()
+            case m.Rest(us):
+                self._rest.length_s = us / 1e6
             case m.Welcome(replica, epoch, _):
                 self.runner.start_epoch(epoch)
+                self._rest.length_s = 0.0
                 self._diverged = False
                 self._epoch = epoch
                 _LOG.info("welcome: replica %d, epoch %d (protocol %d)", replica, epoch, PROTOCOL_VERSION)
@@ -142,8 +157,25 @@ class Worker:
                 _LOG.info("stopping: %s", reason)
                 self.stopping = True
 
+    def _take_rest(self) -> None:
+        """Wait before the plan that is to be run, as long as the rest lasts; what comes meanwhile is kept in its order,
+        but for a new length of the rest. Whatever is neither that nor a plan ends it."""
+        began = now = time.monotonic()
+        while not self.stopping and (left_ms := int(1e3 * self._rest.left_s(now))) > 0:
+            if self._socket.poll(left_ms):
+                message = codec.scheduler_to_worker.decode(self._socket.recv())
+                if isinstance(message, m.Rest):
+                    self._rest.length_s = message.us / 1e6
+                else:
+                    self._kept.append(message)
+                    if not isinstance(message, m.SchedulerOutput):
+                        break
+            now = time.monotonic()
+        self._rest.taken(now - began)
+
     def _send(self, message: m.ModelRunnerOutput | m.PlanRefused) -> None:
-        self._socket.send(codec.encode(self._kernel_calls.add_to(message, self.runner.counters)))
+        message = self._rest.add_to(self._kernel_calls.add_to(message, self.runner.counters))
+        self._socket.send(codec.encode(message))
 
     def _send_profile(self) -> None:
         self._socket.send(codec.encode(m.ProfileResult(self._epoch, self._profiler.report())))

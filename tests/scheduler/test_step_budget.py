@@ -182,6 +182,29 @@ def test_tokens_far_back_in_a_prompt_cost_more() -> None:
     assert CPU(4, far) + attention_s * far * 2000 <= 1.2 * STRETCH * CPU(4, 0)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_what_help_brings_is_known_after_one_step_and_when_it_ends_nothing_has_to_be_learned(share: float) -> None:
+    """With help every step takes a share of its usual time."""
+    costs, rule = taught(CPU), budget()
+    alone = rule.prefill_tokens(costs, 8, 1)
+    assert rule.prefill_tokens(costs, 8, 1, helped=True) == alone, "nothing is known of help: none is counted on"
+    for _ in range(30):
+        tokens = rule.prefill_tokens(costs, 8, 1, helped=True)
+        assert share * CPU(8, tokens) <= 1.15 * STRETCH * CPU(8, 0)
+        costs.observe(8, tokens, 0.0, share * CPU(8, tokens), helped=True)
+        assert share * CPU(8, rule.prefill_tokens(costs, 8, 1, helped=True)) >= 0.85 * STRETCH * CPU(8, 0)
+    assert rule.prefill_tokens(costs, 8, 1) == alone
+
+
+@given(st.lists(st.floats(0.0, 100.0), max_size=20))
+def test_help_is_never_believed_to_harm_or_to_do_wonders(seconds: list[float]) -> None:
+    costs, rule = taught(CPU), budget()
+    for each in seconds:
+        costs.observe(8, 40, 0.0, each, helped=True)
+    assert 0.1 <= costs.help <= 1.0
+    assert rule.prefill_tokens(costs, 8, 1) <= rule.prefill_tokens(costs, 8, 1, helped=True) <= MOST - 8
+
+
 # ---------------------------------------------------------------------------------------------------------- the engine
 
 

@@ -29,6 +29,8 @@ from tests.sim.worker import SimulatedWorker, run_held_row, swap_grown_ids
 from worker.batch import DigestMismatch
 
 STUCK_AFTER_S = 300.0
+LONG_PROMPT = 12
+"""Prompts are short here."""
 SUPERVISOR = b"supervisor"
 
 Trace = Callable[[str], None]
@@ -47,6 +49,9 @@ class Process:
         self.alive = True
         self.frozen = False
         self.busy = False
+        self.rest_s = 0.0
+        self.ended_at = 0.0
+        """When its last step did."""
         self.refusing = False
         """It refused a plan: it waits for its end."""
         self.late_s = 0.0
@@ -67,6 +72,7 @@ class Cluster:
         self.engine = Engine(
             scenario.config, scenario.model, hash_key=b"secret", hold_policy=self._hold if scenario.hold_rate else None
         )
+        self.engine.rests.long_prompt = LONG_PROMPT
         self.inbox: list[e.Event] = []
         self.batch_s = self.random.choice((0.0, 0.0, 0.005))
         self.processes: dict[bytes, Process] = {}
@@ -229,6 +235,7 @@ class Cluster:
             dtype="float32",
             attention_backend="simulated",
             backend_reason="it is a simulation",
+            lends_cores=True,
         )
         self._from_worker(process, hello)
         self.at(self.scenario.config.heartbeat_interval_s, self._beat, process)
@@ -249,6 +256,9 @@ class Cluster:
         match message:
             case m.Welcome(_, epoch, _):
                 process.worker.batch.start_epoch(epoch)
+            case m.Rest(us):
+                process.rest_s = us / 1e6
+                self._work(process)
             case m.SchedulerOutput():
                 process.inbox.append(message)
                 self._work(process)
@@ -259,6 +269,8 @@ class Cluster:
         """Take the next plan, if the worker is free to."""
         if not process.inbox or process.busy or process.frozen or process.refusing or not process.alive:
             return
+        if self.now < process.ended_at + process.rest_s:
+            return self._at_time(process.ended_at + process.rest_s, self._work, process)
         plan, worker = process.inbox.popleft(), process.worker
         self.plans_seen[worker.replica] += 1
         fault = self._next_fault(worker.replica)
@@ -296,7 +308,7 @@ class Cluster:
     def _step_done(self, process: Process, result: m.ModelRunnerOutput, fault: Fault | None) -> None:
         if not process.alive:
             return
-        process.busy = False
+        process.busy, process.ended_at = False, self.now
         dies = fault is not None and fault.style == "after_run"
         self._from_worker(process, result, fault.late_s if fault is not None and dies else 0.0)
         if fault is not None and dies:

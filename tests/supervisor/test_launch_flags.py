@@ -34,7 +34,7 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         "--model m --workers 3 --device cpu --attention-backend torch --dtype bfloat16 --block-size 32 --kv-memory 1G "
         "--max-model-len 100 --max-num-seqs 8 --max-num-batched-tokens 64 --max-step-stretch 3 "
         "--no-enable-prefix-caching --seed 5 --load-format dummy --quantization int8 --log-level debug "
-        "--threads-per-worker 2 --enforce-eager "
+        "--threads-per-worker 2 --enforce-eager --no-lend-cores "
         "--transport tcp --ready-file r --host 0.0.0.0 --port 80 --api-key k --no-gateway"
     )
     options = parse(line.split())
@@ -44,6 +44,7 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         max_model_len=100, max_num_seqs=8, max_num_batched_tokens=64, max_step_stretch=3.0,
         enable_prefix_caching=False, seed=5,
         load_format="dummy", quantization="int8", log_level="debug", threads_per_worker=2, enforce_eager=True,
+        lend_cores=False,
         transport="tcp", host="0.0.0.0", port=80, api_key="k", gateway=False,
     )  # fmt: skip
 

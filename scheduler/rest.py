@@ -1,0 +1,68 @@
+"""Which replicas rest between their steps for the sake of a long prompt that another one computes, and how long.
+
+Workers lend their cores while they are outside a step, but one that decodes is always inside. So a long prompt would
+be computed by its own worker's cores alone, and the streams beside it would bear all of its cost
+(`scheduler.step_budget`), while those of other workers notice nothing. Instead all streams of the machine bear the
+same: a replica that only decodes waits after each step, so long that its streams are slower by the same stretch and no
+more, and the prompt gets its cores for that time. Pure: what there is to do is given; the same history leads to the
+same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+LONG_PROMPT = 1024
+"""Prompt tokens to compute in one replica for which others begin to rest. Shorter ones come soon in any case, and where
+many come and go, two workers that each do their own get more done than two that help each other."""
+MARGIN = 0.1
+"""Share of the rest that the stretch allows which is not taken: no step takes exactly as long as expected."""
+MOST_REST_S = 1.0
+"""Longest rest, however long a step is."""
+NEWS = 0.1
+"""A worker is told of a new rest if it differs by more than this share from the old one."""
+
+
+class Work(NamedTuple):
+    """What a replica has to do."""
+
+    prompt_tokens: int
+    """To compute, those in flight included."""
+    num_decoding: int
+    """Rows that decode now."""
+
+
+class Rests:
+    """The rule, and which prompts are being helped. stretch: see `EngineConfig.max_step_stretch`; 0: nobody rests."""
+
+    def __init__(self, stretch: float, long_prompt: int = LONG_PROMPT):
+        self.stretch = stretch
+        self.long_prompt = long_prompt
+        self.helped: frozenset[int] = frozenset()
+        """Replicas for whose prompts others rest if they can: from when a long prompt is there until it is computed."""
+
+    def who(self, work: Mapping[int, Work], waiting: int) -> list[int]:
+        """The replicas that shall rest now. work: by replica, of those that share the machine's cores; waiting:
+        requests in the queue. While any wait nobody rests: they are to be admitted as soon as a step ends."""
+        if not self.stretch:
+            return []
+        self.helped = frozenset(
+            replica
+            for replica, todo in work.items()
+            if todo.prompt_tokens >= (1 if replica in self.helped else self.long_prompt)
+        )
+        if waiting or not self.helped:
+            return []
+        return [replica for replica, todo in work.items() if todo.num_decoding and not todo.prompt_tokens]
+
+    def length_s(self, decode_s: float | None) -> float:
+        """How long a replica rests whose steps take `decode_s`; not at all while that is not known."""
+        if decode_s is None or not self.stretch:
+            return 0.0
+        return min(MOST_REST_S, (1.0 - MARGIN) * (self.stretch - 1.0) * decode_s)
+
+
+def is_news(rest_s: float, told_s: float) -> bool:
+    """Whether a worker that was told to rest so long is to be told anew."""
+    return abs(rest_s - told_s) > NEWS * told_s
