@@ -114,7 +114,7 @@ class StepCosts:
         if share > 0.0:  # else not told
             self._num_helped += 1
             gain = max(HELP_GAIN, 1.0 / self._num_helped)
-            self.help += gain * (min(max(share, MOST_HELP), 1.0) - self.help)
+            self.help = (1.0 - gain) * self.help + gain * min(max(share, MOST_HELP), 1.0)
 
     def _catch_up(self) -> None:
         while self._decodes:
