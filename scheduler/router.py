@@ -10,6 +10,8 @@ from scheduler.request import Request
 
 DECODE_WEIGHT = 32
 """A running request counts as much as this many prompt tokens to compute when replicas are compared."""
+PASSING = 4
+"""So many tokens of prompts that are under way count as one."""
 
 
 class Router:
@@ -84,6 +86,11 @@ class Router:
 
 
 def load(replica: Replica) -> int:
-    """Tokens of work ahead: prompts still to compute, steps in flight, and a weight per running row."""
+    """Work ahead, in prompt tokens: a weight per running row, and a part of prompts to compute and steps in flight.
+
+    The latter pass within some steps, while a row stays for as long as it decodes: counted in full they would decide
+    who gets one row more, and all rows of a replica wait for each of its steps.
+    """
     ahead = int((replica.rows.known - replica.rows.planned).sum())
-    return ahead + sum(step.num_tokens for step in replica.in_flight) + DECODE_WEIGHT * replica.rows.num_active
+    soon = ahead + sum(step.num_tokens for step in replica.in_flight)
+    return soon // PASSING + DECODE_WEIGHT * replica.rows.num_active
