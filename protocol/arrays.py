@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,12 @@ def pack(values: Sequence[int] | NDArray[np.integer]) -> bytes:
     if len(values) == 0:
         return b""
     return np.asarray(values, dtype=INT32).tobytes()
+
+
+def packer(count: int) -> Callable[..., bytes]:
+    """A function that packs exactly `count` Python ints: quicker than `pack` for a few. Raises struct.error when one
+    does not fit."""
+    return struct.Struct(f"<{count}i").pack
 
 
 def unpack(data: bytes, name: str = "array") -> NDArray[np.int32]:

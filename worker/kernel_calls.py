@@ -18,6 +18,10 @@ class KernelCalls:
     def __init__(self) -> None:
         self._before: dict[str, int] | None = None
 
+    @property
+    def active(self) -> bool:
+        return self._before is not None
+
     def start(self, counters: Mapping[str, int]) -> None:
         """Count from now on. counters: calls of each kernel so far."""
         self._before = dict(counters)

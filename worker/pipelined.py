@@ -35,7 +35,7 @@ from worker.graphs import DecodeGraphs, RecordedStep
 from worker.metadata import metadata_of
 from worker.padding import graph_sizes
 from worker.places import PlaceFinder
-from worker.runner import Deliver, ModelRunner, StartError
+from worker.runner import Deliver, ModelRunner, StartError, pack_timings
 from worker.upload import StepUploader, Upload, input_arrays
 
 _LOG = logging.getLogger("worker")
@@ -138,7 +138,7 @@ class PipelinedRunner(ModelRunner):
                 step=flight.plan.step,
                 tokens=pack(tokens),
                 digest=flight.plan.digest,  # `apply` proved ours equal
-                timings_us=pack([*flight.host_us, forward, sampling, min(max(idle, 0), 2**31 - 1)]),
+                timings_us=pack_timings(*flight.host_us, forward, sampling, min(max(idle, 0), 2**31 - 1)),
                 started_ns=int(flight.began * 1e9),
                 logprobs=flight.logprobs,
                 prompt_logprobs=flight.prompt_logprobs,

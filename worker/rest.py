@@ -22,7 +22,7 @@ class Rest:
         self.length_s = 0.0
         self._from = 0.0
         """End of the last step."""
-        self._taken_s = 0.0
+        self.taken_s = 0.0
         """Before the step that runs or comes."""
 
     def step_ended(self, now: float) -> None:
@@ -34,11 +34,11 @@ class Rest:
 
     def taken(self, seconds: float) -> None:
         """So long a step that could have begun was kept waiting."""
-        self._taken_s += seconds
+        self.taken_s += seconds
 
     def add_to(self, message: _Message) -> _Message:
         """The message; a result with the rest before its step, if there was any."""
-        if not self._taken_s or not isinstance(message, ModelRunnerOutput):
+        if not self.taken_s or not isinstance(message, ModelRunnerOutput):
             return message
-        rested, self._taken_s = pack([round(self._taken_s * 1e6)]), 0.0
+        rested, self.taken_s = pack([round(self.taken_s * 1e6)]), 0.0
         return msgspec.structs.replace(message, timings_us=message.timings_us + rested)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from kernels.backend import team_of
 from kernels.metadata import AttentionMetadata
 from kernels.selector import select_backend
 from kernels.transfer import to_device
-from protocol.arrays import pack
+from protocol.arrays import pack, packer
 from protocol.config import EngineConfig
 from protocol.logprobs import join
 from protocol.messages import LogprobsLists, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
@@ -33,6 +32,9 @@ from worker.sampler import SamplingBatch, sample
 from worker.weights import open_weights
 
 _LOG = logging.getLogger("worker")
+
+pack_timings = packer(5)
+"""apply, commit, forward, sample, idle (microseconds) → ModelRunnerOutput.timings_us."""
 
 PROMPT_LOGPROBS_ROWS = 64
 """Rows of logits that are computed at once for the tokens of a prompt."""
@@ -160,27 +162,33 @@ class ModelRunner:
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Apply a plan and run it. Raises PlanError (nothing was computed) when the planes disagree."""
-        marks = [self._last_end, time.monotonic()]
+        began = time.monotonic()
         step = self.batch.apply(plan)
         self.rules.follow(plan)
-        marks.append(time.monotonic())
+        applied = time.monotonic()
         for table in self.tables:
             table.commit()
-        marks.append(time.monotonic())
+        committed = time.monotonic()
         hidden = self._forward(step)
-        marks.append(time.monotonic())
+        computed = time.monotonic()
+        parts = self.batch.reported_prompts(step)
         tokens, logprobs = self._sample(step, hidden)
-        prompt_logprobs = tuple(self._prompt_logprobs(part, hidden) for part in self.batch.reported_prompts(step))
-        marks.append(time.monotonic())
-        self._last_end = marks[-1]
-        idle, apply, commit, forward, sampling = (int((after - mark) * 1e6) for mark, after in pairwise(marks))
+        prompt_logprobs = tuple(self._prompt_logprobs(part, hidden) for part in parts) if parts else ()
+        before, self._last_end = self._last_end, (end := time.monotonic())
+        timings_us = pack_timings(
+            int((applied - began) * 1e6),
+            int((committed - applied) * 1e6),
+            int((computed - committed) * 1e6),
+            int((end - computed) * 1e6),
+            min(int((began - before) * 1e6), 2**31 - 1),
+        )
         return ModelRunnerOutput(
             epoch=plan.epoch,
             step=plan.step,
             tokens=pack(tokens),
             digest=plan.digest,  # `apply` proved ours equal
-            timings_us=pack([apply, commit, forward, sampling, min(idle, 2**31 - 1)]),
-            started_ns=int(marks[1] * 1e9),
+            timings_us=timings_us,
+            started_ns=int(began * 1e9),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

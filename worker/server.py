@@ -128,11 +128,11 @@ class Worker:
             case m.SchedulerOutput():
                 if self._rest.length_s:
                     self._take_rest()
-                with self._profiler.step(self.runner):
+                if self._profiler.active:
+                    self._run_profiled(message)
+                else:
                     self._run_plan(message)
                 self._rest.step_ended(time.monotonic())
-                if self._profiler.complete:
-                    self._send_profile()
             case m.ProfileSteps(steps):
                 if steps:
                     self._profiler.start(steps)
@@ -174,11 +174,20 @@ class Worker:
         self._rest.taken(now - began)
 
     def _send(self, message: m.ModelRunnerOutput | m.PlanRefused) -> None:
-        message = self._rest.add_to(self._kernel_calls.add_to(message, self.runner.counters))
+        if self._kernel_calls.active:
+            message = self._kernel_calls.add_to(message, self.runner.counters)
+        if self._rest.taken_s:
+            message = self._rest.add_to(message)
         self._socket.send(codec.encode(message))
 
     def _send_profile(self) -> None:
         self._socket.send(codec.encode(m.ProfileResult(self._epoch, self._profiler.report())))
+
+    def _run_profiled(self, plan: m.SchedulerOutput) -> None:
+        with self._profiler.step(self.runner):
+            self._run_plan(plan)
+        if self._profiler.complete:
+            self._send_profile()
 
     def _run_plan(self, plan: m.SchedulerOutput) -> None:
         """Run a plan, or say why not; after a refusal nothing runs until the next epoch."""
