@@ -31,14 +31,35 @@ class MalformedFrame(ProtocolError):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _PREFIX = bytes([m.PROTOCOL_VERSION])
+_COPIED_BYTES = 4096
+"""A frame shorter than this is copied sooner than a view of it is made."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
     """Message → frame. Raises FrameTooLarge rather than send what the peer would refuse."""
     frame = _PREFIX + _ENCODER.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
-        raise FrameTooLarge(f"{type(message).__name__} of {len(frame)} bytes exceeds {MAX_FRAME_BYTES}")
+        raise _too_large(message, len(frame))
     return frame
+
+
+def _too_large(message: msgspec.Struct, num_bytes: int) -> FrameTooLarge:
+    return FrameTooLarge(f"{type(message).__name__} of {num_bytes} bytes exceeds {MAX_FRAME_BYTES}")
+
+
+class Encoder:
+    """Encodes as `encode` does, into a buffer that it keeps: for who sends each frame before it makes the next one."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(_PREFIX)
+
+    def encode(self, message: msgspec.Struct) -> bytearray:
+        """Message → frame, which the next call overwrites. Raises FrameTooLarge."""
+        frame = self._buffer
+        _ENCODER.encode_into(message, frame, len(_PREFIX))
+        if len(frame) > MAX_FRAME_BYTES:
+            raise _too_large(message, len(frame))
+        return frame
 
 
 class Decoder(Generic[Inbound]):
@@ -57,7 +78,8 @@ class Decoder(Generic[Inbound]):
         if frame[0] != m.PROTOCOL_VERSION:
             raise VersionMismatch(f"peer speaks protocol version {frame[0]}, we speak {m.PROTOCOL_VERSION}")
         try:
-            message: Inbound = self._decoder.decode(memoryview(frame)[1:])
+            body = frame[1:] if len(frame) < _COPIED_BYTES else memoryview(frame)[1:]
+            message: Inbound = self._decoder.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:
             raise MalformedFrame(str(error)) from None
         return message

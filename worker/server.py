@@ -56,6 +56,7 @@ class Worker:
         self._beat = HeartbeatThread(
             self._context, endpoints.worker, worker_id, incarnation, config.heartbeat_interval_s
         )
+        self._encoder = codec.Encoder()
         self._diverged = False
         self._kernel_calls = KernelCalls()
         self._profiler = StepProfiler()
@@ -178,7 +179,7 @@ class Worker:
             message = self._kernel_calls.add_to(message, self.runner.counters)
         if self._rest.taken_s:
             message = self._rest.add_to(message)
-        self._socket.send(codec.encode(message))
+        self._socket.send(self._encoder.encode(message))
 
     def _send_profile(self) -> None:
         self._socket.send(codec.encode(m.ProfileResult(self._epoch, self._profiler.report())))
