@@ -16,22 +16,20 @@ class KernelCalls:
     """Off until `start`."""
 
     def __init__(self) -> None:
-        self._before: dict[str, int] | None = None
-
-    @property
-    def active(self) -> bool:
-        return self._before is not None
+        self.active = False
+        self._before: dict[str, int] = {}
 
     def start(self, counters: Mapping[str, int]) -> None:
         """Count from now on. counters: calls of each kernel so far."""
         self._before = dict(counters)
+        self.active = True
 
     def stop(self) -> None:
-        self._before = None
+        self.active = False
 
     def add_to(self, message: _Message, counters: Mapping[str, int]) -> _Message:
         """The message; a result with the calls since the one before, if they are counted."""
-        if self._before is None or not isinstance(message, ModelRunnerOutput):
+        if not self.active or not isinstance(message, ModelRunnerOutput):
             return message
         now = dict(counters)
         calls = {name: count - self._before.get(name, 0) for name, count in now.items()}

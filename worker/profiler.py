@@ -36,15 +36,13 @@ class StepProfiler:
     """Off until `start`; then `step` goes around each step until `report` has been taken."""
 
     def __init__(self) -> None:
+        self.active = False
+        """From `start` until the report has been taken."""
         self._profile: Any = None
         self._recording = False
         self._left = 0
         self._done = 0
         self._wall_s = 0.0
-
-    @property
-    def active(self) -> bool:
-        return self._profile is not None
 
     @property
     def complete(self) -> bool:
@@ -56,7 +54,7 @@ class StepProfiler:
         self._stop()
         self._profile = profile(use_device="cuda" if torch.cuda.is_available() else None)
         self._profile.__enter__()
-        self._recording = True
+        self.active = self._recording = True
         self._left, self._done, self._wall_s = steps, 0, 0.0
 
     @contextmanager
@@ -85,7 +83,7 @@ class StepProfiler:
         """Stop; what the steps that ran took. By self time of kernels on a GPU, of operations on a CPU."""
         self._stop()
         events = self._profile.key_averages() if self._done else []
-        self._profile = None
+        self._profile, self.active = None, False
         on_device = [event for event in events if event.device_type == DeviceType.CUDA]
         rows = [
             (event.key, event.count, event.self_device_time_total if on_device else event.self_cpu_time_total)

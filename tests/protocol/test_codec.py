@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protocol import codec
 from protocol import messages as m
-from protocol.arrays import pack, unpack
+from protocol.arrays import pack, packer, unpack
 
 PLANES: list[tuple[codec.Decoder[Any], Any]] = [
     (codec.worker_to_scheduler, m.WorkerToScheduler),
@@ -168,6 +168,18 @@ def test_a_frame_over_the_limit_is_refused_on_both_sides() -> None:
         codec.encode(m.Submit("r", bytes(codec.MAX_FRAME_BYTES), m.SamplingParams()))
 
 
+def test_a_kept_buffer_holds_each_frame_as_if_it_were_the_first() -> None:
+    encoder = codec.Encoder()
+    long, short = (m.Submit(name, bytes(size), m.SamplingParams()) for name, size in (("long", 9000), ("short", 4)))
+    for message in (long, short, long):
+        assert bytes(encoder.encode(message)) == codec.encode(message)
+    with pytest.raises(codec.FrameTooLarge, match="Submit of"):
+        encoder.encode(m.Submit("r", bytes(codec.MAX_FRAME_BYTES), m.SamplingParams()))
+    with pytest.raises(TypeError):
+        encoder.encode(m.Submit("r", object(), m.SamplingParams()))  # type: ignore[arg-type]
+    assert bytes(encoder.encode(short)) == codec.encode(short), "what could not be sent leaves nothing behind"
+
+
 @pytest.mark.parametrize("message", [["submit", 5, b"", []], ["submit", "r", "text", []], ["submit"], ["none"], {}, 5])
 def test_fields_of_the_wrong_type_are_malformed(message: Any) -> None:
     with pytest.raises(codec.MalformedFrame):
@@ -186,7 +198,7 @@ def test_an_array_arrives_as_it_was_sent(values: list[int]) -> None:
 
 
 def test_arrays_are_little_endian_int32() -> None:
-    assert pack([1, -1]) == b"\x01\0\0\0\xff\xff\xff\xff"
+    assert pack([1, -1]) == packer(2)(1, -1) == b"\x01\0\0\0\xff\xff\xff\xff"
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 4097])
