@@ -58,6 +58,8 @@ class RowBatch:
         self.requests: list[Request | None] = [None] * num_rows
         self.reporting: dict[int, Request] = {}
         """By row: requests that entered it with log-probabilities of their prompt due."""
+        self.long_prompts: set[int] = set()
+        """Rows that had much to compute when they were bound, and are not through with it."""
         self._free = list(range(num_rows))
         self.to_finish: list[int] = []
         """Rows the worker still holds for a request that left; the next plan says so."""
@@ -104,6 +106,7 @@ class RowBatch:
         request.row = None
         self.requests[row] = None
         self.reporting.pop(row, None)
+        self.long_prompts.discard(row)
         self.active[row] = False
         self.committed[row] = self.known[row] = self.planned[row] = 0
         self.published[row] = self.slots[row] = 0

@@ -88,6 +88,8 @@ class Engine:
         self.router = Router(self.replicas, config.max_num_batched_tokens, config.watermark)
         budget = StepBudget(config.max_step_stretch, config.max_num_batched_tokens, config.block_size)
         self.planner = Planner(budget, hold_policy)
+        self._resting = False
+        """Whether any worker was told to rest."""
         self.rests = Rests(config.max_step_stretch if config.lend_cores else 0.0)
         self.connections = Connections()
         self.requests: dict[str, Request] = {}
@@ -208,7 +210,7 @@ class Engine:
 
     def _share_cores(self) -> None:
         """Tell workers that only decode to rest between their steps while another computes a long prompt."""
-        if not self.rests.helped and not any(replica.prompt_left for replica in self.replicas):
+        if not self._resting and not any(replica.rows.long_prompts for replica in self.replicas):
             return  # as nearly always
         lending = [worker for worker in self.workers.values() if worker.hello.lends_cores]
         work = {worker.hello.replica: self.replicas[worker.hello.replica].work for worker in lending}
@@ -220,9 +222,9 @@ class Engine:
             if is_news(rest_s, worker.rest_s):
                 worker.rest_s = rest_s
                 self._actions.append(e.ToWorker(worker.identity, m.Rest(round(rest_s * 1e6))))
-        for index in work:
-            others_rest = any(worker.rest_s and worker.hello.replica != index for worker in lending)
-            self.replicas[index].helped = index in self.rests.helped and others_rest
+        self._resting = any(worker.rest_s for worker in lending)
+        for index, todo in work.items():
+            self.replicas[index].helped = self._resting and todo.prompts  # who has prompts does not rest
 
     def plan_encoded(self, identity: bytes, plan: m.SchedulerOutput, num_bytes: int, seconds: float) -> None:
         """The plan made for this worker became a frame, which took so long and is sent now. For the books only."""

@@ -22,6 +22,7 @@ from scheduler.cache_manager import PrefixHit
 from scheduler.queue import MAX_OVERTAKEN, RequestQueue
 from scheduler.replica import Replica, Step, publish_row, publish_rows
 from scheduler.request import Request, RequestState
+from scheduler.rest import LONG_PROMPT
 from scheduler.router import Router
 from scheduler.step_budget import StepBudget
 
@@ -71,6 +72,7 @@ class Planner:
 
     def __init__(self, budget: StepBudget, hold_policy: HoldPolicy | None = None):
         self.budget = budget
+        self.long_prompt = LONG_PROMPT
         self.hold_policy = hold_policy
         self._bindings = 0
 
@@ -78,7 +80,6 @@ class Planner:
         """Advance `replica` by one plan; requests move between its rows and `queue`."""
         rows, ended, preempted = replica.rows, list[tuple[Request, FinishReason]](), list[Request]()
         if not rows.num_active and not len(queue):
-            replica.prompt_left = 0
             return Plan(None, ended, preempted)
         for row in rows_at_limit(rows).tolist():
             replica.release(row).move(RequestState.DRAINING)
@@ -200,6 +201,8 @@ class Planner:
             request.cached_tokens = min(computed, request.prompt_len)
             replica.stats.prefix_queries += request.prompt_len
             replica.stats.prefix_hits += request.cached_tokens
+        if len(request.tokens) - computed >= self.long_prompt:
+            rows.long_prompts.add(row)
         rows.slots[row] = len(request.blocks[0]) * replica.block_size
         for group, table in enumerate(request.blocks):
             ids = np.array([block.block_id for block in table], dtype=np.int64)
@@ -257,12 +260,11 @@ class Planner:
             num_tokens=num_tokens,
             sent_at=now,
             reporting={row: request for row, request in rows.reporting.items() if ran[row]},
+            long_prompt=any(ran[row] for row in rows.long_prompts),
         )
+        if rows.long_prompts:
+            rows.long_prompts.difference_update(sampling.tolist())
         rows.known[sampling] = index + 1
-        replica.prompt_left = 0
-        if len(prefill):
-            left = rows.known - rows.planned
-            replica.prompt_left = int(left[left > 1].sum())
         replica.next_step += 1
         replica.in_flight.append(step)
         replica.recorder.append(output)

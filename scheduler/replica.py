@@ -36,6 +36,8 @@ class Step(NamedTuple):
     sent_at: float
     reporting: dict[int, Request]
     """By row: requests of which it computes prompt tokens whose log-probabilities their clients still wait for."""
+    long_prompt: bool
+    """Whether it computes a chunk of one."""
 
 
 class Replica:
@@ -77,8 +79,6 @@ class Replica:
         self.in_flight: deque[Step] = deque()
         self.loose: dict[int, Request] = {}
         """By binding: requests without a row that tokens in flight may still reach (draining or preempted)."""
-        self.prompt_left = 0
-        """Prompt tokens of its rows that no plan computes yet, as of the latest plan."""
         self.helped = False
         """Whether other replicas rest now for the sake of its prompts."""
         self.next_step = 0
@@ -86,10 +86,10 @@ class Replica:
 
     @property
     def work(self) -> Work:
-        """What it has to do, as of its latest plan."""
-        chunks = sum(step.num_tokens - len(step.rows) for step in self.in_flight)  # a row that decodes samples
-        num_decoding = len(self.in_flight[-1].rows) if self.in_flight else 0
-        return Work(self.prompt_left + chunks, num_decoding)
+        """What it does, by the steps in flight. A prompt that is not done has a chunk in each."""
+        long_prompt = any(step.long_prompt for step in self.in_flight)
+        prompts = any(step.num_tokens > len(step.rows) for step in self.in_flight)  # what decodes samples
+        return Work(long_prompt, prompts, len(self.in_flight[-1].rows) if self.in_flight else 0)
 
     def start(self, num_blocks: int) -> None:
         """A worker with empty memory of `num_blocks` serves the current epoch."""

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 LONG_PROMPT = 1024
-"""Prompt tokens to compute in one replica for which others begin to rest. Shorter ones come soon in any case, and where
-many come and go, two workers that each do their own get more done than two that help each other."""
+"""Tokens that a request has to compute when it is admitted, for which others rest. Shorter ones come soon in any case;
+and where many come and go, workers that each do their own get more done than workers that help each other."""
 MARGIN = 0.1
 """Share of the rest that the stretch allows which is not taken: no step takes exactly as long as expected."""
 MOST_REST_S = 1.0
@@ -27,34 +27,26 @@ NEWS = 0.1
 class Work(NamedTuple):
     """What a replica has to do."""
 
-    prompt_tokens: int
-    """To compute, those in flight included."""
+    long_prompt: bool
+    """It computes a request that had LONG_PROMPT tokens to compute."""
+    prompts: bool
+    """It computes prompts, long or short."""
     num_decoding: int
-    """Rows that decode now."""
+    """Rows that decode."""
 
 
 class Rests:
-    """The rule, and which prompts are being helped. stretch: see `EngineConfig.max_step_stretch`; 0: nobody rests."""
+    """The rule. stretch: see `EngineConfig.max_step_stretch`; 0: nobody rests."""
 
-    def __init__(self, stretch: float, long_prompt: int = LONG_PROMPT):
+    def __init__(self, stretch: float):
         self.stretch = stretch
-        self.long_prompt = long_prompt
-        self.helped: frozenset[int] = frozenset()
-        """Replicas for whose prompts others rest if they can: from when a long prompt is there until it is computed."""
 
     def who(self, work: Mapping[int, Work], waiting: int) -> list[int]:
         """The replicas that shall rest now. work: by replica, of those that share the machine's cores; waiting:
         requests in the queue. While any wait nobody rests: they are to be admitted as soon as a step ends."""
-        if not self.stretch:
+        if not self.stretch or waiting or not any(todo.long_prompt for todo in work.values()):
             return []
-        self.helped = frozenset(
-            replica
-            for replica, todo in work.items()
-            if todo.prompt_tokens >= (1 if replica in self.helped else self.long_prompt)
-        )
-        if waiting or not self.helped:
-            return []
-        return [replica for replica, todo in work.items() if todo.num_decoding and not todo.prompt_tokens]
+        return [replica for replica, todo in work.items() if todo.num_decoding and not todo.prompts]
 
     def length_s(self, decode_s: float | None) -> float:
         """How long a replica rests whose steps take `decode_s`; not at all while that is not known."""

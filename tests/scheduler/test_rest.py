@@ -14,39 +14,29 @@ from tests.scheduler.deployment import greedy
 from tests.scheduler.two_cores import CHUNK_S, TOKEN_S, Machine, decode_s
 
 STRETCH = 2.25
-WORK = st.builds(Work, st.sampled_from([0, 0, 0, 1, 100, LONG_PROMPT - 1, LONG_PROMPT, 5000]), st.integers(0, 8))
-DEPLOYMENT = st.dictionaries(st.integers(0, 3), WORK)
+WORK = st.builds(Work, long_prompt=st.booleans(), prompts=st.booleans(), num_decoding=st.integers(0, 8))
+STREAMS = Work(long_prompt=False, prompts=False, num_decoding=4)
+LONG = Work(long_prompt=True, prompts=True, num_decoding=4)
+SHORT = Work(long_prompt=False, prompts=True, num_decoding=4)
 
 # ------------------------------------------------------------------------------------------------------------ the rule
 
 
-@given(st.lists(st.tuples(DEPLOYMENT, st.integers(0, 2)), max_size=12), st.sampled_from([0.0, 1.5, STRETCH]))
+@given(st.dictionaries(st.integers(0, 3), WORK), st.integers(0, 2), st.sampled_from([0.0, 1.5, STRETCH]))
 def test_only_those_rest_that_only_decode_and_only_for_a_long_prompt(
-    history: list[tuple[dict[int, Work], int]], stretch: float
+    work: dict[int, Work], waiting: int, stretch: float
 ) -> None:
-    rests = Rests(stretch)
-    since: set[int] = set()
-    for work, waiting in history:
-        resting = rests.who(work, waiting)
-        since = {r for r in work if work[r].prompt_tokens >= LONG_PROMPT or (r in since and work[r].prompt_tokens)}
-        if waiting or not since or not stretch:
-            assert resting == []
-        else:
-            assert resting == [r for r in work if work[r].num_decoding and not work[r].prompt_tokens]
+    resting = Rests(stretch).who(work, waiting)
+    for replica in resting:
+        assert work[replica].num_decoding and not work[replica].prompts
+    assert not resting or (stretch and not waiting and any(todo.long_prompt for todo in work.values()))
 
 
-def test_a_long_prompt_is_helped_to_its_end_and_a_short_one_not_at_all() -> None:
-    rests, streams = Rests(STRETCH), Work(0, 4)
-    for left in (LONG_PROMPT + 300, LONG_PROMPT, 500, 1):
-        assert rests.who({0: Work(left, 4), 1: streams}, 0) == [1]
-    for left in (0, 500, LONG_PROMPT - 1):
-        assert rests.who({0: Work(left, 4), 1: streams}, 0) == []
-
-
-def test_those_who_help_are_not_helped() -> None:
-    rests = Rests(STRETCH)
-    assert rests.who({0: Work(4000, 2), 1: Work(4000, 2), 2: Work(0, 2)}, 0) == [2]
-    assert rests.helped == {0, 1}
+def test_for_a_long_prompt_all_others_rest_that_can() -> None:
+    rests, idle = Rests(STRETCH), Work(long_prompt=False, prompts=False, num_decoding=0)
+    assert rests.who({0: LONG, 1: STREAMS, 2: SHORT, 3: LONG, 4: idle, 5: STREAMS}, 0) == [1, 5]
+    assert rests.who({0: LONG, 1: STREAMS}, waiting=1) == []
+    assert rests.who({0: SHORT, 1: STREAMS}, 0) == []
 
 
 @given(st.floats(1.01, 100.0), st.floats(1e-4, 10.0))
@@ -125,7 +115,7 @@ def test_afterwards_all_is_as_it_was() -> None:
     deployment, _, first = with_long_prompt()
     deployment.advance(first + 1.0)
     assert deployment.told[-1][1] == 0.0
-    assert not deployment.engine.rests.helped
+    assert not any(replica.helped for replica in deployment.engine.replicas)
     for name in ("stream-0", "stream-1", "stream-2", "stream-3"):
         after = gaps(deployment, name, first + 0.4, first + 1.0)
         assert max(after) < 1.2 * decode_s(3), name
@@ -178,6 +168,23 @@ def test_a_prompt_that_is_aborted_is_rested_for_no_longer() -> None:
     deployment.abort("long")
     deployment.advance(deployment.now + 0.3)
     assert deployment.told[-1][1] == 0.0
+
+
+def test_many_short_prompts_are_no_long_one() -> None:
+    deployment = machine(max_num_seqs=16)
+    for number in range(12):
+        deployment.submit(f"short-{number}", prompt(60 + number, LONG_PROMPT // 3), greedy(4))
+    deployment.advance(deployment.now + 60.0)
+    assert not deployment.told
+
+
+def test_a_long_prompt_that_is_cached_is_no_long_one() -> None:
+    deployment, _, first = with_long_prompt()
+    deployment.advance(first + 1.0)
+    deployment.told.clear()
+    deployment.submit("again", [*prompt(77, 2000), *prompt(5, 300)], greedy(4))
+    deployment.until_first_token("again")
+    assert not deployment.told
 
 
 @pytest.mark.parametrize("settings", [{"max_step_stretch": 0.0}, {"lend_cores": False}, {"replicas": 1}])

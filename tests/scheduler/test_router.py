@@ -37,6 +37,22 @@ def test_idle_replicas_share_the_load() -> None:
     deployment.check_idle()
 
 
+def test_a_long_prompt_goes_where_fewest_streams_decode() -> None:
+    for fewest in (0, 1):
+        deployment = Deployment(replicas=2, num_blocks=400)
+        for number in range(8):
+            deployment.submit(f"r{number}", [number, 1, 2], greedy(150))
+        for name, request in list(deployment.engine.requests.items()):
+            if request.replica == fewest and name not in ("r0", "r1"):
+                deployment.abort(name)
+        for _ in range(3):
+            deployment.step(0)
+            deployment.step(1)
+        deployment.submit("long", [number % 100 for number in range(60)], greedy(2))
+        deployment.step(fewest)
+        assert replica_of(deployment, "long") == fewest
+
+
 def test_a_request_goes_where_its_prefix_lies() -> None:
     for replica in (0, 1):
         deployment = Deployment(replicas=2)

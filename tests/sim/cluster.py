@@ -72,7 +72,7 @@ class Cluster:
         self.engine = Engine(
             scenario.config, scenario.model, hash_key=b"secret", hold_policy=self._hold if scenario.hold_rate else None
         )
-        self.engine.rests.long_prompt = LONG_PROMPT
+        self.engine.planner.long_prompt = LONG_PROMPT
         self.inbox: list[e.Event] = []
         self.batch_s = self.random.choice((0.0, 0.0, 0.005))
         self.processes: dict[bytes, Process] = {}
