@@ -56,7 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """CPU threads of one worker; 0: cores // workers, at least 1."""
     lend_cores: bool = True
     """On the CPU, a worker that computes nothing lends its cores to those that do; and while a long prompt is computed,
-    workers that only decode rest between steps, within max_step_stretch, so that it gets theirs."""
+    workers that only decode rest between steps, within max_step_stretch, so that it gets theirs. The supervisor
+    settles it to False where workers have more threads than the machine cores."""
     enforce_eager: bool = False
     """On a GPU, launch every kernel of every step instead of replaying recorded decode steps (CUDA graphs)."""
     heartbeat_interval_s: float = 1.0

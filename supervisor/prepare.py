@@ -88,7 +88,8 @@ def resolve_model(config: EngineConfig, stop: StopSignal) -> Path:
 
 
 def complete(config: EngineConfig, folder: Path) -> EngineConfig:
-    """The configuration with model, model_name, max_model_len and threads_per_worker settled. Raises StartFailed."""
+    """The configuration with model, model_name, max_model_len, threads_per_worker and lend_cores settled. Raises
+    StartFailed."""
     try:
         model = ModelConfig.from_folder(folder)
     except ModelConfigError as error:
@@ -96,12 +97,15 @@ def complete(config: EngineConfig, folder: Path) -> EngineConfig:
     limit = model.max_position_embeddings
     if config.max_model_len > limit:
         raise StartFailed(f"--max-model-len {config.max_model_len} is more than the model can do ({limit})")
+    cores = available_cores()
+    threads = config.threads_per_worker or max(1, cores // config.workers)
     return msgspec.structs.replace(
         config,
         model=str(folder),
         model_name=config.model_name or _name(config.model, folder),
         max_model_len=config.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN),
-        threads_per_worker=config.threads_per_worker or max(1, available_cores() // config.workers),
+        threads_per_worker=threads,
+        lend_cores=config.lend_cores and config.workers > 1 and config.workers * threads <= cores,
     )
 
 

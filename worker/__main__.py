@@ -42,7 +42,7 @@ def main() -> int:
 
     try:
         incarnation = arguments.incarnation or secrets.token_hex(8)
-        serve(config, arguments.worker_id, arguments.replica, incarnation, endpoints)
+        serve(config, arguments.worker_id, arguments.replica, incarnation, endpoints, arguments.runtime)
     except (StartError, NoBackend, WeightError, KVMemoryError, ModelConfigError, QuantizationUnavailable) as error:
         log.error("%s", error)
         return CANNOT_SERVE

@@ -24,6 +24,7 @@ from worker.device_table import DeviceTable
 from worker.guided import Guides
 from worker.kv_cache import KVCache, blocks_that_fit
 from worker.kv_scales import KV_DTYPES, find_scales
+from worker.lent_cores import LentCores
 from worker.logit_rules import LogitRules
 from worker.logprobs import logprobs_of
 from worker.metadata import build_metadata
@@ -141,6 +142,11 @@ class ModelRunner:
     def counters(self) -> Mapping[str, int]:
         """Calls of each kernel up to the result that was delivered last."""
         return self.backend.counters
+
+    def borrow(self, cores: LentCores) -> None:
+        """Compute on idle cores of other workers, too. No device but the CPU has a use for them."""
+        if self.model.team is not None:
+            self.model.team.borrow(cores.others, cores.borrower)
 
     def submit(self, plan: SchedulerOutput, deliver: Deliver) -> None:
         """Run a plan and deliver its result, now or later, but in order. Raises as `run` does."""

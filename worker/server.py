@@ -9,6 +9,8 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import zmq
 
@@ -21,6 +23,7 @@ from protocol.sockets import connect_dealer, fresh_identity
 from worker.batch import DigestMismatch, PlanError
 from worker.heartbeat import HeartbeatThread
 from worker.kernel_calls import KernelCalls
+from worker.lent_cores import LentCores
 from worker.pipelined import PipelinedRunner
 from worker.profiler import StepProfiler
 from worker.rest import Rest
@@ -44,13 +47,16 @@ class Worker:
         worker_id: str,
         replica: int,
         incarnation: str,
+        idle: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
+        """idle: entered while there is nothing to compute."""
         self.config = config
         self.runner = runner
         self.worker_id = worker_id
         self.replica = replica
         self.incarnation = incarnation
         self.stopping = False
+        self._idle = idle
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_dealer(self._context, endpoints.worker, fresh_identity(worker_id))
         self._beat = HeartbeatThread(
@@ -78,7 +84,10 @@ class Worker:
                 message = self._receive()
                 if message is not None:
                     self._handle(message)
-                elif self.runner.ready_fd in dict(poller.poll(POLL_MS)):
+                    continue
+                with self._idle():
+                    ready = dict(poller.poll(POLL_MS))
+                if self.runner.ready_fd in ready:
                     self.runner.take_ready(self._send)
         finally:
             self.runner.close()
@@ -226,29 +235,50 @@ def serve(
     replica: int,
     incarnation: str,
     endpoints: Endpoints,
+    runtime: Path,
     make_runner: Callable[[EngineConfig, int, int], ModelRunner] = make_runner,
 ) -> None:
     """Load, warm up, then serve until SIGTERM or a stop message. SIGINT is the supervisor's business.
 
-    make_runner: (config, threads, replica) → the runner that is served.
+    runtime: the folder of the deployment. make_runner: (config, threads, replica) → the runner that is served.
     """
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threads = config.threads_per_worker or max(1, (os.cpu_count() or 1) // config.workers)
     torch.set_num_threads(threads)
+    cores = _lent_cores(config, runtime, replica, threads)
     runner = make_runner(config, threads, replica)
+    if cores is not None:
+        runner.borrow(cores)
     with torch.inference_mode():
         runner.warm_up()
         gc.collect()
         gc.freeze()  # torch and the model stay: a full collection would look through them for 40 ms, between two steps
-        worker = Worker(config, endpoints, runner, worker_id, replica, incarnation)
+        idle = nullcontext if cores is None else cores.idle
+        worker = Worker(config, endpoints, runner, worker_id, replica, incarnation, idle)
 
         def stop(signum: int, frame: object) -> None:
             worker.stopping = True
 
         signal.signal(signal.SIGTERM, stop)
-        worker.run()
+        try:
+            worker.run()
+        finally:
+            if cores is not None:
+                cores.leave()
+
+
+def _lent_cores(config: EngineConfig, runtime: Path, replica: int, threads: int) -> LentCores | None:
+    """None where workers lend none: on a GPU, and where nobody else would be there to use them."""
+    if (
+        not config.lend_cores
+        or config.workers == 1
+        or replica >= config.workers
+        or pick_device(config.device).type != "cpu"
+    ):
+        return None
+    return LentCores(runtime, replica, config.workers, threads)
 
 
 class _ProgressLine:

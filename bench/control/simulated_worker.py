@@ -56,7 +56,7 @@ def main() -> None:
     logs.set_up("worker-0", "info")
     config = EngineConfig.load(arguments.config)
     make_runner = partial(SimulatedRunner, step_s=arguments.step_s)
-    serve(config, "worker-0", 0, "simulated", read_endpoints(arguments.runtime), make_runner)
+    serve(config, "worker-0", 0, "simulated", read_endpoints(arguments.runtime), arguments.runtime, make_runner)
 
 
 if __name__ == "__main__":

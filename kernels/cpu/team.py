@@ -19,6 +19,7 @@ The control block, int64 words on cache lines of their own:
     TURN     counts the pieces of work: a helper does not enter the same one twice
     OFFER    what to call: function, arguments; and about how many will take part (PRESENT)
     STOP     1: the helpers end
+Each helper has a line, too: the semaphore, whether it is ASLEEP, the lent CORE's line or 0, SCRATCH memory, ITEMS done.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ LINE = 64
 GATE, TURN, OFFER, STOP, CONTROL_BYTES = (LINE * line for line in range(5))
 FUNCTION, ARGUMENTS, PRESENT = OFFER, OFFER + 8, OFFER + 16
 OWNER, BORROWER = 0, 8  # of a lent core's line
-SEMAPHORE, ASLEEP, CORE, SCRATCH, ITEMS = 0, 32, 40, 48, 56  # of a helper's line: CORE is a lent core's line, or 0
+SEMAPHORE, ASLEEP, CORE, SCRATCH, ITEMS = 0, 32, 40, 48, 56  # of a helper's line
 CLOSED = 1 << 32
 NO_ITEM = 1 << 62
 PATIENCE = 20_000  # turns of a spinning helper before it sleeps: a millisecond or two
@@ -72,17 +72,20 @@ def _may_work(core):
 
 @kernel
 def _lead(control, helpers, num_helpers, function, arguments, scratch):
-    """Offer a piece of work, take part in it, and wait for those who joined. Returns how many items the caller did."""
+    """Offer a piece of work, take part in it, and wait for those who joined. Returns how many items the caller did.
+
+    helpers: address of the addresses of their lines.
+    """
     sleeping = 0
     for n in range(num_helpers):
-        sleeping += read_shared(helpers + n * LINE + ASLEEP)
+        sleeping += read_shared(read_i64(helpers + 8 * n) + ASLEEP)
     write_i64(control + FUNCTION, function)
     write_i64(control + ARGUMENTS, arguments)
     write_i64(control + PRESENT, 1 + num_helpers - sleeping)
     fetch_add(control + TURN, 1)
     fetch_add(control + GATE, -CLOSED)
     for n in range(num_helpers if sleeping else 0):
-        helper = helpers + n * LINE
+        helper = read_i64(helpers + 8 * n)
         if read_shared(helper + ASLEEP) != 0 and _may_work(read_i64(helper + CORE)):
             write_shared(helper + ASLEEP, 0)
             post(helper + SEMAPHORE)
@@ -136,82 +139,98 @@ def _assist(control, helper, borrower):
 
 
 @kernel
-def _make_semaphores(helpers, num_helpers):
-    for n in range(num_helpers):
-        make_semaphore(helpers + n * LINE + SEMAPHORE)
+def _make_semaphore(helper):
+    make_semaphore(helper + SEMAPHORE)
 
 
 @kernel
-def _stop(control, helpers, num_helpers):
-    write_shared(control + STOP, 1)
-    for n in range(num_helpers):
-        post(helpers + n * LINE + SEMAPHORE)
+def _post(helper):
+    post(helper + SEMAPHORE)
 
 
-@dataclass
-class _Helpers:
-    """What helpers use, which outlives their team until they have ended."""
+class _Helper:
+    """A thread and what it uses: its line, its scratch memory."""
 
-    control: torch.Tensor
-    lines: torch.Tensor
-    threads: list[threading.Thread]
+    def __init__(self, control: torch.Tensor, core: int, borrower: int, scratch_bytes: int) -> None:
+        self.line = _zeros(LINE)
+        self.words = self.line.numpy().view(np.int64)
+        self.words[CORE // 8] = core
+        self.lent = core != 0
+        self.reserve(scratch_bytes)
+        _make_semaphore(self.line.data_ptr())
+        arguments = (control, self.line, borrower)
+        self.thread = threading.Thread(target=_help, args=arguments, name="team", daemon=True)
+        self.thread.start()
 
-    def end(self) -> None:
-        """Returns when none runs any more."""
-        if self.threads:
-            _stop(self.control.data_ptr(), self.lines.data_ptr(), len(self.threads))
-        while self.threads:
-            self.threads.pop().join()
+    def reserve(self, num_bytes: int) -> None:
+        self.scratch = _zeros(num_bytes)
+        self.words[SCRATCH // 8] = self.scratch.data_ptr()
+
+
+def _help(control: torch.Tensor, line: torch.Tensor, borrower: int) -> None:
+    _assist(control.data_ptr(), line.data_ptr(), borrower)
+
+
+def _dismiss(control: torch.Tensor, helpers: list[_Helper]) -> None:
+    """Returns when no helper runs any more."""
+    control.numpy().view(np.int64)[STOP // 8] = 1
+    for helper in helpers:
+        _post(helper.line.data_ptr())
+    for helper in helpers:
+        helper.thread.join()
+
+
+def _zeros(num_bytes: int) -> torch.Tensor:
+    """uint8; PyTorch aligns it to 64 bytes."""
+    return torch.zeros(num_bytes, dtype=torch.uint8)
 
 
 class Team:
-    """`num_threads` threads, the caller's included, and one for each core that is lent. One caller at a time."""
+    """`num_threads` threads, the caller's included, and one for each core that was borrowed. One caller at a time."""
 
-    def __init__(self, num_threads: int, lent: Sequence[int] = (), borrower: int = 1) -> None:
-        """lent: addresses of the lines of other owners' cores, which must stay what they are until `close`; borrower:
-        this team's number among all that use these lines, not 0."""
+    def __init__(self, num_threads: int) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
         self.num_threads = num_threads
-        self._cores = [0] * (num_threads - 1) + list(lent)
-        self._control = _aligned(CONTROL_BYTES)
-        self._lines = _aligned(LINE * max(1, len(self._cores)))
-        self._words = self._lines.numpy().view(np.int64).reshape(-1, LINE // 8)
-        self._scratch: list[torch.Tensor] = []
-        self._caller_scratch = 0
-        self._caller_items = 0
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._control = _zeros(CONTROL_BYTES)
         self._control.numpy().view(np.int64)[GATE // 8] = CLOSED
         self.present = self._control.data_ptr() + PRESENT
         """Address of an int64: about how many take part in the present piece of work."""
-        self.reserve(LINE)
-        self._helpers = _Helpers(self._control, self._lines, [])
-        self._end = weakref.finalize(self, self._helpers.end)  # also when the interpreter ends
-        _make_semaphores(self._lines.data_ptr(), len(self._cores))
-        for index, core in enumerate(self._cores):
-            self._words[index, CORE // 8] = core
-            arguments = (self._helpers.control, self._helpers.lines, index, borrower)
-            thread = threading.Thread(target=_help, args=arguments, name=f"team-{index}", daemon=True)
-            self._helpers.threads.append(thread)
-            thread.start()
+        self._scratch = _zeros(LINE)
+        self._items = 0
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._helpers: list[_Helper] = []
+        self._end = weakref.finalize(self, _dismiss, self._control, self._helpers)  # also when the interpreter ends
+        self._add([0] * (num_threads - 1), 0)
+
+    def borrow(self, cores: Sequence[int], borrower: int) -> None:
+        """One more helper for each of these lent cores, by the addresses of their lines, which must be memory until
+        `close`. borrower: this team's number among all who use these lines, not 0."""
+        self._add(cores, borrower)
+
+    def _add(self, cores: Sequence[int], borrower: int) -> None:
+        for core in cores:
+            self._helpers.append(_Helper(self._control, core, borrower, self._scratch.shape[0]))
+        self._gather()
+
+    def _gather(self) -> None:
+        """What `_lead` wants to know of all threads."""
+        self._table = np.array([helper.line.data_ptr() for helper in self._helpers], dtype=np.int64)
+        self._everybody = (self._control.data_ptr(), self._table.ctypes.data, len(self._helpers))
+        self._scratch_address = self._scratch.data_ptr()
 
     def run(self, function: int, arguments: int) -> None:
         """Call work(arguments, scratch, owner), by its address, on all threads that are there; returns when all are
         done."""
-        helpers = self._helpers
-        self._caller_items += _lead(
-            self._control.data_ptr(), self._lines.data_ptr(), len(helpers.threads), function, arguments,
-            self._caller_scratch,
-        )  # fmt: skip
+        self._items += _lead(*self._everybody, function, arguments, self._scratch_address)
 
     def reserve(self, num_bytes: int) -> None:
         """Give each thread at least so much scratch memory, 64-byte aligned; what was in it is gone."""
-        if self._scratch and self._scratch[0].shape[0] >= num_bytes:
-            return
-        self._scratch = [_aligned(num_bytes) for _ in range(1 + len(self._cores))]
-        self._caller_scratch = self._scratch[0].data_ptr()
-        for line, memory in enumerate(self._scratch[1:]):
-            self._words[line, SCRATCH // 8] = memory.data_ptr()
+        if self._scratch.shape[0] < num_bytes:
+            self._scratch = _zeros(num_bytes)
+            for helper in self._helpers:
+                helper.reserve(num_bytes)
+            self._gather()
 
     def memory(self, name: str, dtype: torch.dtype, size: int) -> torch.Tensor:
         """`size` elements to work in until the same name is asked for again."""
@@ -222,19 +241,12 @@ class Team:
         return buffer[:num_bytes].view(dtype)
 
     def items(self) -> tuple[int, int]:
-        """How many items were done so far: on our own cores, and on lent ones."""
-        done = [int(n) for n in self._words[: len(self._cores), ITEMS // 8]]
-        return self._caller_items + sum(done[: self.num_threads - 1]), sum(done[self.num_threads - 1 :])
+        """How many items were done so far: by all threads, and on borrowed cores."""
+        done = [(int(helper.words[ITEMS // 8]), helper.lent) for helper in self._helpers]
+        return self._items + sum(items for items, _ in done), sum(items for items, lent in done if lent)
 
     def close(self) -> None:
         """End the helpers; from now on the caller works alone."""
         self._end()
-
-
-def _aligned(num_bytes: int) -> torch.Tensor:
-    """uint8 zeros; PyTorch aligns them to 64 bytes."""
-    return torch.zeros(num_bytes, dtype=torch.uint8)
-
-
-def _help(control: torch.Tensor, lines: torch.Tensor, index: int, borrower: int) -> None:
-    _assist(control.data_ptr(), lines.data_ptr() + index * LINE, borrower)
+        self._helpers.clear()
+        self._gather()

@@ -52,17 +52,16 @@ def test_helpers_take_part_and_sleep_and_are_woken() -> None:
     team = Team(2)
     items = 200_000
     marks = np.zeros(items, dtype=np.int64)
-    asleep = team._words[:, ASLEEP // 8]
 
     def helped() -> bool:
-        alone = team._caller_items
+        alone = team._items
         arguments = np.array([0, items, marks.ctypes.data], dtype=np.int64)
         team.run(mark.address, arguments.ctypes.data)
-        return team._caller_items - alone < items
+        return team._items - alone < items
 
     wait_for(helped, "the helper never helped")
     for _ in range(2):
-        wait_for(asleep.all, "the helper does not sleep")
+        wait_for(lambda: team._helpers[0].words[ASLEEP // 8], "the helper does not sleep")
         wait_for(helped, "the helper did not wake")
     assert (marks == marks[0]).all()
     assert team.items() == (items * marks[0], 0)
@@ -92,7 +91,7 @@ def test_a_closed_team_is_the_caller() -> None:
     arguments = np.array([0, 10, marks.ctypes.data], dtype=np.int64)
     team.run(mark.address, arguments.ctypes.data)
     assert (marks == 1).all()
-    assert team._caller_items == 10
+    assert team._items == 10
 
 
 def test_memory_is_kept_while_it_is_enough() -> None:
