@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.cpu.concurrency import pause, read_shared, write_shared
 from kernels.cpu.jit import work
-from kernels.cpu.team import ASLEEP, Team, claim
+from kernels.cpu.team import ASLEEP, BORROWER, LINE, OWNER, Team, claim
 from kernels.cpu.vectors import read_i64, write_i64
+from worker.layers.cpu_linear import CpuLinear
 
 DEADLINE_S = 20.0
 
@@ -28,6 +30,73 @@ def mark(a, scratch, owner):
         done += 1
         item = claim(a, owner)
     return done
+
+
+@work
+def interrupted(a, scratch, owner):
+    """a: counter, number of items, a helper's first item or -1. The helper's owner is back in the middle of it, and
+    the caller does nothing before."""
+    items, done = read_i64(a + 8), 0
+    spins = 0
+    while owner == 0 and read_shared(a + 16) < 0 and spins < 500_000_000:
+        spins += 1
+        pause()
+    item = claim(a, owner)
+    while item < items:
+        if owner != 0:
+            write_shared(owner, 1)
+            write_shared(a + 16, item)
+        done += 1
+        item = claim(a, owner)
+    return done
+
+
+class LentCore:
+    """A line as the owner of a core and its borrowers share it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.zeros(LINE, dtype=torch.uint8)
+        self.words = self._memory.numpy().view(np.int64)
+        self.address = self._memory.data_ptr()
+
+    @property
+    def owner(self) -> int:
+        return int(self.words[OWNER // 8])
+
+    @owner.setter
+    def owner(self, busy: int) -> None:
+        self.words[OWNER // 8] = busy
+
+    @property
+    def borrower(self) -> int:
+        return int(self.words[BORROWER // 8])
+
+    @borrower.setter
+    def borrower(self, number: int) -> None:
+        self.words[BORROWER // 8] = number
+
+
+class Borrowing:
+    """A team of the caller alone that may use one core of somebody else."""
+
+    def __init__(self, number: int = 7) -> None:
+        self.core = LentCore()
+        self.team = Team(1)
+        self.core.owner = 1
+        self.team.borrow([self.core.address], number)
+        self._marks = np.zeros(2000, dtype=np.int64)
+
+    def work(self) -> bool:
+        """Do 2000 items; whether some were done on the lent core."""
+        before = self.team.items()[1]
+        arguments = np.array([0, len(self._marks), self._marks.ctypes.data], dtype=np.int64)
+        self._marks[:] = 0
+        self.team.run(mark.address, arguments.ctypes.data)
+        assert (self._marks == 1).all()
+        return self.team.items()[1] > before
+
+    def sleeps(self) -> bool:
+        return bool(self.team._helpers[0].words[ASLEEP // 8])
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -92,6 +161,73 @@ def test_a_closed_team_is_the_caller() -> None:
     team.run(mark.address, arguments.ctypes.data)
     assert (marks == 1).all()
     assert team._items == 10
+
+
+def test_a_core_is_used_only_while_its_owner_is_idle() -> None:
+    borrowing = Borrowing()
+    assert not any(borrowing.work() for _ in range(100))
+    for _ in range(3):
+        borrowing.core.owner = 0
+        wait_for(borrowing.work, "the idle core is not used")
+        borrowing.core.owner = 1
+        wait_for(borrowing.sleeps, "the helper does not leave")
+        assert not any(borrowing.work() for _ in range(100))
+        assert borrowing.core.borrower == 0
+    borrowing.team.close()
+
+
+def test_a_core_has_one_borrower() -> None:
+    borrowing = Borrowing(number=7)
+    borrowing.core.borrower = 3
+    borrowing.core.owner = 0
+    assert not any(borrowing.work() for _ in range(100))
+    borrowing.core.borrower = 0
+
+    def ours() -> bool:
+        return borrowing.work() and borrowing.core.borrower == 7
+
+    wait_for(ours, "the core that was given back is not used")
+    wait_for(borrowing.sleeps, "the helper stays although there is nothing to do")
+    assert borrowing.core.borrower == 0
+    borrowing.team.close()
+
+
+def test_a_helper_whose_owner_is_back_claims_no_further_item() -> None:
+    borrowing = Borrowing()
+    borrowing.core.owner = 0
+    arguments = np.array([0, 100, -1], dtype=np.int64)
+    borrowing.team.run(interrupted.address, arguments.ctypes.data)
+    assert borrowing.team.items() == (100, 1)
+    borrowing.team.close()
+
+
+def test_results_do_not_tell_whose_cores_were_used() -> None:
+    """The owner comes and goes as it likes; bits stay the same, and nothing waits for it."""
+    borrowing, over = Borrowing(), threading.Event()
+    torch.manual_seed(0)
+    weight, x = torch.randn(480, 96), torch.randn(300, 96)
+    expected = CpuLinear(weight)(x)
+    layer = CpuLinear(weight, team=borrowing.team)
+    flips = 0
+
+    def come_and_go() -> None:
+        nonlocal flips
+        random = np.random.default_rng(1)
+        while not over.wait(float(random.exponential(0.0005))):
+            borrowing.core.owner = flips % 2
+            flips += 1
+
+    owner = threading.Thread(target=come_and_go)
+    owner.start()
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while flips < 100 or not borrowing.team.items()[1]:
+            assert torch.equal(layer(x), expected)
+            assert time.monotonic() < deadline, f"{flips} flips, {borrowing.team.items()[1]} items on the lent core"
+    finally:
+        over.set()
+        owner.join()
+    borrowing.team.close()
 
 
 def test_memory_is_kept_while_it_is_enough() -> None:

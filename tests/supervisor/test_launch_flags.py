@@ -90,6 +90,21 @@ def test_nothing_is_left_open(folder: Path) -> None:
     assert config.threads_per_worker >= 1
 
 
+def test_cores_are_lent_where_no_worker_has_those_of_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.prepare.available_cores", lambda: 4)
+    for workers, threads, lend in [
+        (2, 0, True),
+        (4, 0, True),
+        (2, 2, True),
+        (2, 3, False),
+        (5, 0, False),
+        (1, 0, False),
+    ]:
+        config = complete(EngineConfig(workers=workers, threads_per_worker=threads), folder)
+        assert config.lend_cores is lend, (workers, threads)
+    assert not complete(parse(["--no-lend-cores"]).config, folder).lend_cores
+
+
 def test_hub_id_stays_the_name(folder: Path) -> None:
     assert complete(EngineConfig(model="org/name"), folder).model_name == "org/name"
 
