@@ -144,9 +144,10 @@ class ModelRunner:
         return self.backend.counters
 
     def borrow(self, cores: LentCores) -> None:
-        """Compute on idle cores of other workers, too. No device but the CPU has a use for them."""
+        """Compute on idle cores of other workers, too, as they do on ours; only where layers are the CPU's."""
         if self.model.team is not None:
             self.model.team.borrow(cores.others, cores.borrower)
+            self.lends_cores = True
 
     def submit(self, plan: SchedulerOutput, deliver: Deliver) -> None:
         """Run a plan and deliver its result, now or later, but in order. Raises as `run` does."""

@@ -137,7 +137,8 @@ class Worker:
         match message:
             case m.SchedulerOutput():
                 if self._rest.length_s:
-                    self._take_rest()
+                    with self._idle():
+                        self._take_rest()
                 if self._profiler.active:
                     self._run_profiled(message)
                 else:
@@ -271,12 +272,8 @@ def serve(
 
 def _lent_cores(config: EngineConfig, runtime: Path, replica: int, threads: int) -> LentCores | None:
     """None where workers lend none: on a GPU, and where nobody else would be there to use them."""
-    if (
-        not config.lend_cores
-        or config.workers == 1
-        or replica >= config.workers
-        or pick_device(config.device).type != "cpu"
-    ):
+    unknown = replica >= config.workers  # one that joined, and that the others do not count on
+    if not config.lend_cores or config.workers == 1 or unknown or pick_device(config.device).type != "cpu":
         return None
     return LentCores(runtime, replica, config.workers, threads)
 
