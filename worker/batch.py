@@ -95,6 +95,10 @@ class InputBatch:
         self.maps_slots = True
         """Whether steps say where the K and V of their tokens go; else somebody finds that in the tables."""
         self.digest = TableDigest(num_rows)
+        self._in_use: I64 | None = None
+        """The active rows, ascending; None: to be looked for. Never changed in place: steps hold it."""
+        self._one_each: NDArray[np.int32] = np.arange(num_rows + 1, dtype=np.int32)
+        """query_start_loc of the step in which every row runs one token."""
         self.epoch = 0
         self.next_step = 0
 
@@ -114,14 +118,14 @@ class InputBatch:
         self.next_step += 1
         try:
             self._apply_changes(plan)
-            counts = self._counts(plan)
+            rows, lengths = self._runs(plan)
         except (IndexError, ValueError, OverflowError) as error:
             raise PlanError(f"malformed plan: {error}") from error
-        self.num_computed += counts
+        self.num_computed[rows] += 1 if lengths is None else lengths
         actual = self.digest.value(self.num_computed)
         if actual != plan.digest:
             raise DigestMismatch(plan.digest, actual)
-        return self._pack(plan, counts)
+        return self._pack(plan, rows, lengths)
 
     def append_sampled(self, rows: I64, tokens: NDArray[np.int32]) -> None:
         """Rows have sampled: they know one token more. tokens int32 [R]; -1 (failed) is kept as 0, the row will end."""
@@ -150,8 +154,9 @@ class InputBatch:
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         """finish, admit, window fronts, grow: in this order, since a row may be given away in the plan that ends it."""
-        for row in unpack(plan.finish_rows, "finish_rows").tolist():
-            self._finish(row)
+        if plan.finish_rows:
+            for row in unpack(plan.finish_rows, "finish_rows").tolist():
+                self._finish(row)
         for request in plan.admit:
             self._admit(request)
         self._drop_fronts()
@@ -161,6 +166,7 @@ class InputBatch:
         if not self.active[row]:
             raise ValueError(f"row {row} is not in use")
         self.active[row] = False
+        self._in_use = None
         self.num_tokens[row] = self.num_computed[row] = self.prompt_len[row] = 0
         self.num_logprobs[row] = self.num_prompt_logprobs[row] = 0
         self.front[:, row] = 0
@@ -177,6 +183,7 @@ class InputBatch:
         if not len(tokens) or not 0 <= request.num_computed_tokens < len(tokens):
             raise ValueError(f"row {row}: {request.num_computed_tokens} of {len(tokens)} tokens computed")
         self.active[row] = True
+        self._in_use = None
         self.token_ids[row, : len(tokens)] = tokens
         self.num_tokens[row] = len(tokens)
         self.num_computed[row] = request.num_computed_tokens
@@ -211,17 +218,21 @@ class InputBatch:
                 self.front[group, row] = end
 
     def _grow(self, plan: SchedulerOutput) -> None:
-        rows = unpack(plan.grow_rows, "grow_rows").astype(np.int64)
-        if not len(rows):
+        if not plan.grow_rows:
             return
+        rows = unpack(plan.grow_rows, "grow_rows").astype(np.int64)
         if not self.active[rows].all():
             raise ValueError("a row that is not in use grows")
-        counts = unpack(plan.grow_counts, "grow_counts").astype(np.int64) if plan.grow_counts else np.ones_like(rows)
-        if len(plan.grow_ids) != len(self.tables) or len(counts) != len(rows):
-            raise ValueError(f"growth of {len(rows)} rows has {len(counts)} counts, {len(plan.grow_ids)} groups")
-        owners = np.repeat(rows, counts)
-        ends = np.cumsum(counts)
-        within = np.arange(len(owners)) - np.repeat(ends - counts, counts)
+        owners, within = rows, np.zeros(1, dtype=np.int64)
+        if plan.grow_counts:
+            counts = unpack(plan.grow_counts, "grow_counts").astype(np.int64)
+            if len(counts) != len(rows):
+                raise ValueError(f"growth of {len(rows)} rows has {len(counts)} counts")
+            owners = np.repeat(rows, counts)
+            ends = np.cumsum(counts)
+            within = np.arange(len(owners)) - np.repeat(ends - counts, counts)
+        if len(plan.grow_ids) != len(self.tables):
+            raise ValueError(f"growth of {len(plan.grow_ids)} groups, there are {len(self.tables)}")
         for group, (table, data) in enumerate(zip(self.tables, plan.grow_ids, strict=True)):
             ids = unpack(data, "grow_ids")
             if len(ids) != len(owners):
@@ -233,34 +244,42 @@ class InputBatch:
             else:
                 table.append_one_each(rows, ids)
 
-    def _counts(self, plan: SchedulerOutput) -> I64:
-        """int64 [num_rows]: tokens each row runs. 1 if active, unless the plan says otherwise."""
-        counts = self.active.astype(np.int64)
-        prefill = unpack(plan.prefill_rows, "prefill_rows")
-        counts[prefill] = unpack(plan.prefill_num_tokens, "prefill_num_tokens")
-        counts[unpack(plan.hold_rows, "hold_rows")] = 0
-        if (counts < 0).any() or (counts[~self.active] != 0).any():
-            raise ValueError("a row that is not in use runs, or a count is negative")
-        if (self.num_computed + counts > self.num_tokens).any():
+    def _runs(self, plan: SchedulerOutput) -> tuple[I64, I64 | None]:
+        """int64 [S]: the rows that run, ascending; int64 [S]: their tokens in this step, or None: one each."""
+        if not (plan.prefill_rows or plan.prefill_num_tokens or plan.hold_rows):
+            if self._in_use is None:
+                self._in_use = np.nonzero(self.active)[0]
+            rows, lengths = self._in_use, None
+        else:
+            counts = self.active.astype(np.int64)
+            prefill = unpack(plan.prefill_rows, "prefill_rows")
+            counts[prefill] = unpack(plan.prefill_num_tokens, "prefill_num_tokens")
+            counts[unpack(plan.hold_rows, "hold_rows")] = 0
+            if (counts < 0).any() or (counts[~self.active] != 0).any():
+                raise ValueError("a row that is not in use runs, or a count is negative")
+            rows = np.nonzero(counts)[0]
+            lengths = counts[rows]
+        if (self.num_computed[rows] + (1 if lengths is None else lengths) > self.num_tokens[rows]).any():
             raise ValueError("a row runs more tokens than it knows")
-        return counts
+        return rows, lengths
 
-    def _pack(self, plan: SchedulerOutput, counts: I64) -> StepInputs:
-        rows = np.nonzero(counts)[0]
-        lengths = counts[rows]
-        query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=query_start_loc[1:])
-        owners = np.repeat(rows, lengths)
-        starts = np.repeat(self.num_computed[rows] - lengths - query_start_loc[:-1], lengths)
-        positions = starts + np.arange(len(owners))
+    def _pack(self, plan: SchedulerOutput, rows: I64, lengths: I64 | None) -> StepInputs:
+        ends = self.num_computed[rows]
+        if lengths is None:
+            query_start_loc, owners, positions = self._one_each[: len(rows) + 1], rows, ends - 1
+        else:
+            query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+            np.cumsum(lengths, out=query_start_loc[1:])
+            owners = np.repeat(rows, lengths)
+            positions = np.repeat(ends - lengths - query_start_loc[:-1], lengths) + np.arange(len(owners))
         return StepInputs(
             rows=rows,
             query_start_loc=query_start_loc,
-            seq_lens=self.num_computed[rows].astype(np.int32),
+            seq_lens=ends.astype(np.int32),
             input_ids=self.token_ids[owners, positions],
             positions=positions,
             slot_mapping=tuple(table.slots(owners, positions) for table in self.tables) if self.maps_slots else (),
-            sampling=np.nonzero(self.num_computed[rows] == self.num_tokens[rows])[0],
+            sampling=np.nonzero(ends == self.num_tokens[rows])[0],
             copy_src=unpack(plan.copy_src, "copy_src"),
             copy_dst=unpack(plan.copy_dst, "copy_dst"),
         )

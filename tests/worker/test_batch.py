@@ -85,6 +85,41 @@ def test_a_prompt_then_a_token_a_step() -> None:
     assert inputs.input_ids.tolist() == [8] and inputs.slot_mapping[0].tolist() == [12]
 
 
+def test_a_plan_that_says_nothing_runs_as_one_that_says_one_token_for_each_row() -> None:
+    """Rows come and go between the steps, and one of them is still within its prompt."""
+    said, unsaid = batch_of(), batch_of()
+    entries = [(0, 0, 1), (2, 0, 2)]
+    admitted = (admit(), admit(2, [1, 2, 3, 4], [2], prompt_len=4, num_computed_tokens=1))
+    first = plan(
+        admit=admitted,
+        prefill_rows=pack([0]),
+        prefill_num_tokens=pack([3]),
+        digest=digest_of(entries, [3, 0, 2, 0]),
+    )
+    for batch in (said, unsaid):
+        inputs = batch.apply(first)
+        assert inputs.rows.tolist() == [0, 2] and inputs.sampling.tolist() == [0]
+        batch.append_sampled(inputs.rows[inputs.sampling], np.array([9], dtype=np.int32))
+    third = digest_of([(1, 0, 3), (2, 0, 2)], [0, 3, 4, 0])
+    steps: list[dict[str, Any]] = [
+        {"step": 1, "digest": digest_of(entries, [4, 0, 3, 0])},
+        {"step": 2, "digest": third, "finish_rows": pack([0]), "admit": (admit(1, blocks=[3], num_computed_tokens=2),)},
+    ]
+    expected = [([0, 2], [9, 3], [0]), ([1, 2], [7, 4], [0, 1])]
+    for fields, (rows, ids, sampling) in zip(steps, expected, strict=True):
+        named = {"prefill_rows": pack(rows), "prefill_num_tokens": pack([1] * len(rows))}
+        pair = said.apply(plan(**fields, **named)), unsaid.apply(plan(**fields))
+        for left, right in zip(*pair, strict=True):
+            np.testing.assert_array_equal(left, right)
+        assert (pair[1].rows.tolist(), pair[1].input_ids.tolist(), pair[1].sampling.tolist()) == (rows, ids, sampling)
+        assert pair[1].query_start_loc.tolist() == [0, 1, 2] and pair[1].query_start_loc.dtype == np.int32
+        for batch in (said, unsaid):
+            batch.append_sampled(pair[1].rows[sampling], np.full(len(sampling), 8, dtype=np.int32))
+    with pytest.raises(PlanError, match="more tokens than it knows"):
+        unsaid.num_tokens[1] -= 1
+        unsaid.apply(plan(3))
+
+
 def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
     batch = batch_of()
     inputs = batch.apply(
