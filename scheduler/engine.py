@@ -224,7 +224,10 @@ class Engine:
                 self._actions.append(e.ToWorker(worker.identity, m.Rest(round(rest_s * 1e6))))
         self._resting = any(worker.rest_s for worker in lending)
         for index, todo in work.items():
-            self.replicas[index].helped = self._resting and todo.prompts  # who has prompts does not rest
+            replica = self.replicas[index]
+            was_helped, replica.helped = replica.helped, self._resting and todo.prompts  # who has prompts does not rest
+            if replica.helped and not was_helped:
+                replica.costs.help_begins()
 
     def plan_encoded(self, identity: bytes, plan: m.SchedulerOutput, num_bytes: int, seconds: float) -> None:
         """The plan made for this worker became a frame, which took so long and is sent now. For the books only."""

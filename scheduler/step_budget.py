@@ -66,7 +66,9 @@ class StepCosts:
     one corrects what was wrong. No cost is ever negative.
 
     While other workers rest for the sake of its prompts (`scheduler.rest`) a step takes only a share of that, `help`,
-    which is all that is learned of such a step: so nothing has to be learned anew when help begins or ends.
+    which is all that is learned of such a step: so nothing has to be learned anew when help ends. Chunks without help
+    were all of about one size, so they cannot tell well what of their cost was due to their tokens; larger ones with
+    help are expected to cost more in proportion. The share is anew for each time that help is there.
     """
 
     def __init__(self) -> None:
@@ -74,6 +76,8 @@ class StepCosts:
         """step, row, chunk, token, context: seconds."""
         self.help = 1.0
         self._num_helped = 0
+        self._usual_chunk = 1
+        """Tokens of the latest chunk without help."""
         self._variance: F64 = np.zeros((5, 5))
         self._decodes: deque[tuple[int, float]] = deque(maxlen=KEPT_DECODES)
         """(rows, seconds) not learned from yet."""
@@ -91,9 +95,11 @@ class StepCosts:
         self._catch_up()
         size = np.array([1.0, decoding, 1.0, chunk, chunk * position])
         if helped:
-            self._learn_help(seconds / max(float(size @ self.known), SHORTEST_S))
+            usual_s = self.known[0] + self.known[1] * decoding + self._token_s(position) * chunk
+            self._learn_help(seconds / max(float(usual_s), SHORTEST_S))
             return
         self._num_chunks += 1
+        self._usual_chunk = chunk
         self._learn(size, seconds)
 
     def decode_s(self, decoding: int) -> float | None:
@@ -103,11 +109,22 @@ class StepCosts:
             return None
         return float(self.known[0] + self.known[1] * decoding)
 
-    def chunk_s(self, position: float) -> tuple[float, float] | None:
-        """Seconds that a chunk at `position` adds: by being there, and for each token; None: not known yet."""
+    def chunk_s(self, position: float, helped: bool = False) -> tuple[float, float] | None:
+        """Seconds that a chunk at `position` adds: by being there, and for each token; None: not known yet. helped: it
+        is one that will have help, by the clock of a step that has none."""
         if not self._num_chunks:
             return None
+        if helped:
+            return 0.0, self._token_s(position)
         return float(self.known[2]), float(self.known[3] + self.known[4] * position)
+
+    def _token_s(self, position: float) -> float:
+        """What a token of a chunk cost without help, all that the chunk cost included."""
+        return float(self.known[2] / self._usual_chunk + self.known[3] + self.known[4] * position)
+
+    def help_begins(self) -> None:
+        """From now on others rest; what that brings may differ from last time."""
+        self.help, self._num_helped = 1.0, 0
 
     def _learn_help(self, share: float) -> None:
         """share: of its usual time that a step took with help. The first is believed, later ones are averaged."""
@@ -167,7 +184,7 @@ class StepBudget:
         most = self.most_tokens - decoding
         if not self.stretch or not decoding:
             return most
-        decode_s, chunk = costs.decode_s(decoding), costs.chunk_s(position)
+        decode_s, chunk = costs.decode_s(decoding), costs.chunk_s(position, helped)
         if decode_s is None or chunk is None:
             return most
         fixed_s, token_s = chunk
