@@ -76,8 +76,8 @@ class StepCosts:
         """step, row, chunk, token, context: seconds."""
         self.help = 1.0
         self._num_helped = 0
-        self._usual_chunk = 1
-        """Tokens of the latest chunk without help."""
+        self._usual_chunk = LEAST_CHUNK
+        """Tokens of the latest chunk beside rows that decoded, without help."""
         self._variance: F64 = np.zeros((5, 5))
         self._decodes: deque[tuple[int, float]] = deque(maxlen=KEPT_DECODES)
         """(rows, seconds) not learned from yet."""
@@ -99,7 +99,8 @@ class StepCosts:
             self._learn_help(seconds / max(float(usual_s), SHORTEST_S))
             return
         self._num_chunks += 1
-        self._usual_chunk = chunk
+        if decoding and chunk >= LEAST_CHUNK:  # neither a prompt by itself nor the end of one
+            self._usual_chunk = chunk
         self._learn(size, seconds)
 
     def decode_s(self, decoding: int) -> float | None:
