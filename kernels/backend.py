@@ -8,6 +8,7 @@ matter. The same holds for every slot that no live token owns: it may hold NaN.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from kernels.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
+    from kernels.cpu.tape import Tape
     from kernels.cpu.team import Team
 
 
@@ -92,6 +94,12 @@ class AttentionBackend(Protocol):
         kv_dtype: of the cache, if it is quantised.
         """
         ...
+
+
+def replay_of(backend: AttentionBackend) -> Callable[[Tape, int], None] | None:
+    """Plays the recorded layers of a step (`kernels.cpu.backend.CpuBackend.replay`); None: the backend records none."""
+    found: Callable[[Tape, int], None] | None = getattr(backend, "replay", None)
+    return found
 
 
 def team_of(backend: AttentionBackend) -> Team | None:

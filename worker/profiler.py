@@ -113,6 +113,8 @@ class _Named:
         self._backend = backend
 
     def __getattr__(self, name: str) -> Any:
+        if name == "replay":
+            raise AttributeError("a step that is profiled makes its calls one by one")
         found = getattr(self._backend, name)
         return self._recorded(name, found) if name in _CALLS else found
 

@@ -17,15 +17,17 @@ from torch import Tensor
 
 from kernels.checks import check_attention, check_metadata, check_rotate_and_write, check_write
 from kernels.copying import copy_blocks
-from kernels.cpu import attention
+from kernels.cpu import attention, rotary
 from kernels.cpu.cache_ops import write_rows
-from kernels.cpu.rotary import rotate_and_write
-from kernels.cpu.rotary import scratch_bytes as rotary_scratch_bytes
+from kernels.cpu.tape import Tape
 from kernels.cpu.team import Team
 from kernels.cpu.vectors import BF16, F16, F32, LANES
 from kernels.metadata import AttentionMetadata
 
 KINDS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
+# What a step says to all of its layers alike; first what went wrong.
+_ATTENTION_VARIES = [attention.BAD_SEQ, attention.PRESENT, *range(attention.Q_TOKEN, len(attention.WORDS))]
+_ROTATION_VARIES = [rotary.BAD_TOKEN, *range(rotary.POSITIONS, len(rotary.WORDS))]
 _NOTHING: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
 
@@ -38,14 +40,14 @@ class CpuBackend:
         self.counters = {"write_kv": 0, "rotate_and_write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self._attend_arguments = np.zeros(len(attention.WORDS), dtype=np.int64)
         self._attend_address = self._attend_arguments.ctypes.data
-        self._rotary_scratch = torch.empty(0, dtype=torch.uint8)
+        self._rotate_arguments = np.zeros(len(rotary.WORDS), dtype=np.int64)
+        self._rotate_address = self._rotate_arguments.ctypes.data
         # Of the last paged_attention and the last rotate_and_write_kv: what was checked, and what follows from it. The
         # tensors are held, so that no others can take their places in memory and be taken for them.
         self._attended_metadata: AttentionMetadata | None = None
         self._attended: tuple = ()
         self._rotated_by = _NOTHING
         self._rotated: tuple = ()
-        self._rotate_arguments: tuple = ()
 
     def write_kv(
         self,
@@ -109,12 +111,18 @@ class CpuBackend:
             self._rotated_by, self._rotated = (positions, table, slot_mapping), form
         self.counters["rotate_and_write_kv"] += 1
         q_weight, k_weight = (0, 0) if q_norm is None or k_norm is None else (q_norm.data_ptr(), k_norm.data_ptr())
-        bad_token = rotate_and_write(
-            self._rotary_scratch.data_ptr(), qkv.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
-            q_weight, k_weight, *self._rotate_arguments,
+        arguments = self._rotate_arguments
+        arguments[rotary.QKV : rotary.K_NORM + 1] = (
+            qkv.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), q_weight, k_weight
         )  # fmt: skip
-        if bad_token >= 0:
-            raise _no_such_slot(bad_token, slot_mapping, k_cache)
+        if self.team.tape is not None:
+            self.team.tape.add(
+                rotary.ROTATE, arguments, rows=rotary.NUM_TOKENS, name="rotation", varying=_ROTATION_VARIES,
+                keep=(qkv, k_cache, v_cache, table, q_norm, k_norm),
+            )  # fmt: skip
+        self.team.alone(rotary.ROTATE, self._rotate_address)
+        if arguments[rotary.BAD_TOKEN] >= 0:
+            raise _no_such_slot(int(arguments[rotary.BAD_TOKEN]), slot_mapping, k_cache)
 
     def paged_attention(
         self,
@@ -154,13 +162,32 @@ class CpuBackend:
         arguments[attention.Q : attention.V_CACHE + 1] = (
             q.data_ptr(), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
         )  # fmt: skip
+        if self.team.tape is not None:
+            self.team.tape.add(
+                attention.ATTEND, arguments, shared=True, name="attention", varying=_ATTENTION_VARIES,
+                keep=(q, k_cache, v_cache, out),
+            )  # fmt: skip
         self.team.run(attention.ATTEND, self._attend_address)
-        bad_seq = arguments[attention.BAD_SEQ]
-        if bad_seq >= 0:
-            raise ValueError(
-                f"sequence {bad_seq} names a block outside of the cache's {k_cache.shape[0]}, "
-                "or has more tokens than its block table or the step"
-            )
+        if arguments[attention.BAD_SEQ] >= 0:
+            raise _no_such_block(int(arguments[attention.BAD_SEQ]), k_cache.shape[0])
+
+    def replay(self, tape: Tape, num_tokens: int) -> None:
+        """Play what was recorded of a step's layers, for another step whose first layer has just been computed here:
+        what attention, rotation and cache writes were told there holds for the others, but for addresses of a layer.
+
+        Raises ValueError, as those do.
+        """
+        tape.put_rows(num_tokens)
+        tape.put("rotation", self._rotate_arguments[_ROTATION_VARIES])
+        tape.put("attention", self._attend_arguments[_ATTENTION_VARIES])
+        self.team.play(tape)
+        bad_tokens, bad_seqs = tape.get("rotation")[:, 0], tape.get("attention")[:, 0]
+        self.counters["rotate_and_write_kv"] += len(bad_tokens)
+        self.counters["paged_attention"] += len(bad_seqs)
+        if (token := int(bad_tokens.max())) >= 0:
+            raise ValueError(f"token {token} has a slot that the cache lacks")
+        if (seq := int(bad_seqs.max())) >= 0:
+            raise _no_such_block(seq, int(self._attend_arguments[attention.NUM_BLOCKS]))
 
     def copy_blocks(self, caches: list[Tensor], src: Tensor, dst: Tensor) -> None:
         self.counters["copy_blocks"] += 1
@@ -206,21 +233,20 @@ class CpuBackend:
     def _prepare_rotation(
         self, qkv: Tensor, num_heads: int, positions: Tensor, table: Tensor, k_cache: Tensor, slots: Tensor, eps: float
     ) -> None:
-        """The arguments of `rotate_and_write` behind the addresses of a layer. Raises ValueError."""
+        """The arguments of ROTATE but for a layer's addresses. Raises ValueError."""
         num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
         if qkv.dtype != k_cache.dtype or head_dim % LANES or not qkv.is_cpu:
             raise ValueError(
                 f"the cpu backend needs qkv ({qkv.dtype}) and cache ({k_cache.dtype}) alike, on the CPU, not "
                 f"{qkv.device}, and a head_dim that is a multiple of {LANES}, not {head_dim}"
             )
-        if self._rotary_scratch.numel() < rotary_scratch_bytes(head_dim):
-            self._rotary_scratch = torch.empty(rotary_scratch_bytes(head_dim), dtype=torch.uint8)
+        self.team.reserve(rotary.scratch_bytes(head_dim))
         item = qkv.element_size()
-        self._rotate_arguments = (
+        self._rotate_arguments[rotary.POSITIONS : rotary.EPS] = (
             positions.data_ptr(), slots.data_ptr(), table.data_ptr(), qkv.stride(0) * item, KINDS[qkv.dtype], item,
             qkv.shape[0], num_heads, num_kv_heads, head_dim, table.shape[0], num_blocks * block_size, block_size,
-            float(eps),
         )  # fmt: skip
+        self._rotate_arguments[rotary.EPS :].view(np.float64)[:] = eps
 
     def _prepare_attention(
         self,
@@ -253,6 +279,13 @@ class CpuBackend:
             table.data_ptr(), table.stride(0) * 4, table.shape[1], metadata.num_seqs, window or 0,
         )  # fmt: skip
         self._attend_arguments[attention.SCALE :].view(np.float64)[:] = (scale, soft_cap or 0.0)
+
+
+def _no_such_block(seq: int, num_blocks: int) -> ValueError:
+    return ValueError(
+        f"sequence {seq} names a block outside of the cache's {num_blocks}, "
+        "or has more tokens than its block table or the step"
+    )
 
 
 def _no_such_slot(token: int, slot_mapping: Tensor, k_cache: Tensor) -> ValueError:

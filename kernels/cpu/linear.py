@@ -46,7 +46,7 @@ STORE, ADD, GATE = 0, 1, 2
 
 # The arguments, int64 words: addresses, counts, strides in bytes.
 WORDS = (
-    "counter",  # address of an int64: items that were claimed; the caller sets it to 0
+    "counter",  # items that were claimed; the caller sets it to 0
     "form",  # of the weights, `products`
     "action",  # STORE, ADD, GATE
     "weight",  # as `packing` lays it out
@@ -177,7 +177,7 @@ def linear(a, scratch, owner):
     rows = read_i64(a + 8 * ROWS)
     panels = read_i64(a + 8 * PANELS)
     gates = read_i64(a + 8 * ACTION) == GATE
-    counter = read_i64(a + 8 * COUNTER)
+    counter = a + 8 * COUNTER
     items = (rows + CHUNK - 1) // CHUNK * panels
     panel_bytes = read_i64(a + 8 * STEPS) * (PANEL * 4) * (2 if gates else 1)
     done = 0

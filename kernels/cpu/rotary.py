@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.cpu.jit import kernel, part
+from kernels.cpu.jit import part, work
 from kernels.cpu.tiles import row_from_float, row_to_float
 from kernels.cpu.vectors import (
     BF16,
@@ -24,18 +24,45 @@ from kernels.cpu.vectors import (
     load_f32,
     mul,
     negate,
+    read_double,
     read_i64,
     splat,
     store_bf16,
     store_f32,
     sum_lanes,
+    write_i64,
 )
+
+# The arguments, words of eight bytes: addresses, counts, bytes, int64 unless said otherwise.
+WORDS = (
+    "bad_token",  # after a call: -1, or the first token whose slot the cache lacks (not touched, like all that follow)
+    "qkv",
+    "k_cache",
+    "v_cache",
+    "q_norm",  # weights; 0: no norm
+    "k_norm",
+    "positions",
+    "slots",  # -1: K and V are not written
+    "table",
+    "row_bytes",
+    "kind",
+    "item_bytes",
+    "num_tokens",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "num_positions",
+    "num_slots",
+    "block_size",
+    "eps",  # float64
+)
+BAD_TOKEN, QKV, K_CACHE, V_CACHE, Q_NORM, K_NORM, POSITIONS, SLOTS, TABLE, ROW_BYTES, KIND, ITEM_BYTES, NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, NUM_POSITIONS, NUM_SLOTS, BLOCK_SIZE, EPS = range(len(WORDS))  # fmt: skip  # noqa: E501
 
 ONE = np.float32(1.0)
 
 
 def scratch_bytes(head_dim: int) -> int:
-    """Scratch memory of rotate_and_write: a head before and after, angles, a margin of a vector behind each."""
+    """Scratch memory of ROTATE: a head before and after, angles, a margin of a vector behind each."""
     return 3 * 4 * (head_dim + LANES)
 
 
@@ -83,24 +110,28 @@ def put_head(source, target, weight, angles, scratch, head_dim, kind, eps):
     row_from_float(turned, target, head_dim, kind, ONE)
 
 
-@kernel
-def rotate_and_write(
-    scratch, qkv, k_cache, v_cache, q_norm, k_norm, positions, slots, table, row_bytes, kind, item_bytes, num_tokens,
-    num_heads, num_kv_heads, head_dim, num_positions, num_slots, block_size, eps,
-):  # fmt: skip
-    """Q of each row is turned in place; K, turned, and V are put at the token's slot; slot -1 writes none of the two.
+@work
+def rotate_and_write(a, scratch, owner):
+    """Q of each row is turned in place; K, turned, and V are put at the token's slot. a: address of WORDS.
 
-    All int64 (addresses, counts, bytes) but eps, float64. Norm weights may be 0: no norm. A position outside of the
-    table counts as the nearest in it. Returns -1, or the first token whose slot the cache lacks (and which was not
-    touched, like all that follow).
+    A position outside of the table counts as the nearest in it.
     """
+    qkv, k_cache, v_cache = read_i64(a + 8 * QKV), read_i64(a + 8 * K_CACHE), read_i64(a + 8 * V_CACHE)
+    q_norm, k_norm, positions = read_i64(a + 8 * Q_NORM), read_i64(a + 8 * K_NORM), read_i64(a + 8 * POSITIONS)
+    slots, table, row_bytes = read_i64(a + 8 * SLOTS), read_i64(a + 8 * TABLE), read_i64(a + 8 * ROW_BYTES)
+    kind, item_bytes, head_dim = read_i64(a + 8 * KIND), read_i64(a + 8 * ITEM_BYTES), read_i64(a + 8 * HEAD_DIM)
+    num_heads, num_kv_heads = read_i64(a + 8 * NUM_HEADS), read_i64(a + 8 * NUM_KV_HEADS)
+    num_positions, num_slots = read_i64(a + 8 * NUM_POSITIONS), read_i64(a + 8 * NUM_SLOTS)
+    block_size, eps = read_i64(a + 8 * BLOCK_SIZE), read_double(a + 8 * EPS)
     head_bytes = head_dim * item_bytes
     angles = scratch + 8 * (head_dim + LANES)
     small = np.float32(eps)
-    for token in range(num_tokens):
+    write_i64(a + 8 * BAD_TOKEN, -1)
+    for token in range(read_i64(a + 8 * NUM_TOKENS)):
         slot = read_i64(slots + 8 * token)
         if slot < -1 or slot >= num_slots:
-            return token
+            write_i64(a + 8 * BAD_TOKEN, token)
+            return 0
         position = min(max(read_i64(positions + 8 * token), 0), num_positions - 1)
         copy_bytes(angles, table + position * 4 * head_dim, 4 * head_dim)
         source = qkv + token * row_bytes
@@ -116,4 +147,7 @@ def rotate_and_write(
             copy_bytes(v_cache + target, source + num_kv_heads * head_bytes, head_bytes)
             source += head_bytes
             target += block_size * head_bytes
-    return -1
+    return 1
+
+
+ROTATE = rotate_and_write.address

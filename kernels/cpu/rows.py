@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.cpu.jit import kernel, part
+from kernels.cpu.jit import part, work
 from kernels.cpu.vectors import (
     BF16,
     F32,
@@ -19,6 +19,7 @@ from kernels.cpu.vectors import (
     mul,
     read_bf16,
     read_float,
+    read_i64,
     splat,
     store_bf16,
     store_bytes,
@@ -29,6 +30,10 @@ from kernels.cpu.vectors import (
     write_byte,
     write_float,
 )
+
+# The arguments, int64 words: addresses, counts, strides in bytes, F32 or BF16.
+WORDS = ("x", "x_stride", "kind", "out", "out_stride", "out_kind", "scales", "rows", "size", "terms")
+X, X_STRIDE, KIND, OUT, OUT_STRIDE, OUT_KIND, SCALES, ROWS, SIZE, TERMS = range(len(WORDS))
 
 ZERO_POINT = 128
 """What stands for 0 in a quantised row: the products take unsigned bytes."""
@@ -47,9 +52,12 @@ def _read(kind, address):
     return read_bf16(address) if kind == BF16 else read_float(address)
 
 
-@kernel
-def convert_rows(x, x_stride, kind, out, out_stride, out_kind, rows, size):
-    """rows of `size` elements of F32 or BF16 → the other kind, rounded to nearest even; strides in bytes."""
+@work
+def convert_rows(a, scratch, owner):
+    """rows of `size` elements of F32 or BF16 → the other kind, rounded to nearest even. a: address of WORDS."""
+    x, x_stride, kind = read_i64(a + 8 * X), read_i64(a + 8 * X_STRIDE), read_i64(a + 8 * KIND)
+    out, out_stride, out_kind = read_i64(a + 8 * OUT), read_i64(a + 8 * OUT_STRIDE), read_i64(a + 8 * OUT_KIND)
+    rows, size = read_i64(a + 8 * ROWS), read_i64(a + 8 * SIZE)
     width = 2 if kind == BF16 else 4
     out_width = 2 if out_kind == BF16 else 4
     whole = size // LANES * LANES
@@ -65,15 +73,19 @@ def convert_rows(x, x_stride, kind, out, out_stride, out_kind, rows, size):
                 write_float(target + k * out_width, _read(kind, source + k * width))
             else:
                 write_bf16(target + k * out_width, _read(kind, source + k * width))
+    return 1
 
 
-@kernel
-def quantise_rows(x, x_stride, kind, out, out_stride, scales, rows, size, terms):
+@work
+def quantise_rows(a, scratch, owner):
     """x[t] ≈ Σ over terms of scales[terms·t + i] · (out[terms·t + i] − 128); out uint8 in 1…255, scales float32.
 
     One term is half a step of 1/127 of the greatest element at most away; the second term is what the first left over,
-    of a row half a step wide. Each row depends on itself alone.
+    of a row half a step wide. Each row depends on itself alone. a: address of WORDS.
     """
+    x, x_stride, kind = read_i64(a + 8 * X), read_i64(a + 8 * X_STRIDE), read_i64(a + 8 * KIND)
+    out, out_stride, scales = read_i64(a + 8 * OUT), read_i64(a + 8 * OUT_STRIDE), read_i64(a + 8 * SCALES)
+    rows, size, terms = read_i64(a + 8 * ROWS), read_i64(a + 8 * SIZE), read_i64(a + 8 * TERMS)
     width = 2 if kind == BF16 else 4
     whole = size // LANES * LANES
     for t in range(rows):
@@ -107,3 +119,7 @@ def quantise_rows(x, x_stride, kind, out, out_stride, scales, rows, size, terms)
             if terms == 2:
                 rest = np.float32(np.float32(value - np.float32(one * step)) * finer)
                 write_byte(target + out_stride + k, min(max(rest, -_MOST), _MOST))
+    return 1
+
+
+CONVERT, QUANTISE = convert_rows.address, quantise_rows.address

@@ -29,9 +29,11 @@ Each helper has a line, too: the semaphore, whether it is ASLEEP, the lent CORE'
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -50,6 +52,7 @@ from kernels.cpu.concurrency import (
     yield_processor,
 )
 from kernels.cpu.jit import kernel, part
+from kernels.cpu.tape import CALL_WORDS, Tape
 from kernels.cpu.vectors import read_i64, write_i64
 
 LINE = 64
@@ -121,6 +124,26 @@ def _lead(control, helpers, num_helpers, function, arguments, scratch):
         waited = now - done
         if waited > max(LONG_WAIT_NS, (done - began) // 2):
             write_i64(control + ALONE, now + PENALTY * waited)
+    return items
+
+
+@kernel
+def _alone(function, arguments, scratch):
+    call(function, arguments, scratch, 0)
+
+
+@kernel
+def _play(control, helpers, num_helpers, calls, num_calls, scratch):
+    """The calls of a tape in their order. Returns how many items of shared ones the caller did."""
+    items = 0
+    for n in range(num_calls):
+        at = calls + n * (8 * CALL_WORDS)
+        function, arguments = read_i64(at), read_i64(at + 8)
+        if read_i64(at + 16) != 0:
+            write_i64(arguments, 0)
+            items += _lead(control, helpers, num_helpers, function, arguments, scratch)
+        else:
+            call(function, arguments, scratch, 0)
     return items
 
 
@@ -222,6 +245,8 @@ class Team:
         self._scratch = _zeros(LINE)
         self._items = 0
         self._buffers: dict[str, torch.Tensor] = {}
+        self.tape: Tape | None = None
+        """What those who let the team work add their calls to as well, while they are recorded."""
         self._helpers: list[_Helper] = []
         self._end = weakref.finalize(self, _dismiss, self._control, self._helpers)  # also when the interpreter ends
         self._add([0] * (num_threads - 1), 0)
@@ -246,6 +271,24 @@ class Team:
         """Call work(arguments, scratch, owner), by its address, on all threads that are there; returns when all are
         done."""
         self._items += _lead(*self._everybody, function, arguments, self._scratch_address)
+
+    def alone(self, function: int, arguments: int) -> None:
+        """Call work(arguments, scratch, 0), by its address, on the caller's thread."""
+        _alone(function, arguments, self._scratch_address)
+
+    @contextmanager
+    def recording(self) -> Iterator[Tape]:
+        """Calls that are made meanwhile are added to the tape."""
+        self.tape = Tape()
+        try:
+            yield self.tape
+            self.tape.finish()
+        finally:
+            self.tape = None
+
+    def play(self, tape: Tape) -> None:
+        """Do what was recorded."""
+        self._items += _play(*self._everybody, tape.address, len(tape), self._scratch_address)
 
     def reserve(self, num_bytes: int) -> None:
         """Give each thread at least so much scratch memory, 64-byte aligned; what was in it is gone."""
@@ -273,3 +316,9 @@ class Team:
         self._end()
         self._helpers.clear()
         self._gather()
+
+
+@functools.cache
+def alone() -> Team:
+    """The caller's thread."""
+    return Team(1)

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import linear as kernels
+from kernels.cpu import rows as row_kernels
 from kernels.cpu.features import HAS_BF16_DOTS
 from kernels.cpu.packing import DEPTH_OF_STEP, interleave, pack
 from kernels.cpu.products import BYTES, DOTS, PAIRS, SINGLE
-from kernels.cpu.rows import ZERO_POINT, convert_rows, quantise_rows
-from kernels.cpu.team import Team
+from kernels.cpu.rows import CONVERT, QUANTISE, ZERO_POINT
+from kernels.cpu.team import Team, alone
 from kernels.cpu.vectors import BF16, F32
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -92,9 +93,8 @@ class CpuLinear:
         arguments[kernels.OUTPUTS] = self.out_features
         arguments[kernels.BIAS : kernels.ZEROS + 1] = [v.data_ptr() if len(v) else 0 for v in vectors]
         arguments[kernels.TERMS] = self.terms
-        self._counter = np.zeros(1, dtype=np.int64)
-        arguments[kernels.COUNTER] = self._counter.ctypes.data
         self._arguments = arguments
+        self._row_arguments = np.zeros(len(row_kernels.WORDS), dtype=np.int64)
         self._address = arguments.ctypes.data
         self._action = int(arguments[kernels.ACTION])
 
@@ -122,11 +122,13 @@ class CpuLinear:
             return
         arguments = self._arguments
         source, stride, scales = self._rows(x)
-        self._counter[0] = 0
+        arguments[kernels.COUNTER] = 0
         arguments[kernels.ACTION] = action
         arguments[kernels.X :] = (
             source, stride, scales, rows, out.data_ptr(), self.out_features * out.element_size(), _KINDS[out.dtype]
         )  # fmt: skip
+        if self.team.tape is not None:
+            self.team.tape.add(kernels.LINEAR, arguments, rows=kernels.ROWS, shared=True, keep=(self, x, out))
         self.team.run(kernels.LINEAR, self._address)
 
     def _rows(self, x: Tensor) -> tuple[int, int, int]:
@@ -140,11 +142,18 @@ class CpuLinear:
         if self._padded != size:
             target.view(rows * self.terms, self._padded)[:, size:] = ZERO_POINT if self.form == BYTES else 0
         address, out_stride = target.data_ptr(), self._padded * target.element_size()
-        if self.form != BYTES:
-            convert_rows(x.data_ptr(), stride, _KINDS[x.dtype], address, out_stride, _KINDS[wanted], rows, size)
-            return address, out_stride, 0
-        scales = self.team.memory("scales", torch.float32, rows * self.terms).data_ptr()
-        quantise_rows(x.data_ptr(), stride, _KINDS[x.dtype], address, out_stride, scales, rows, size, self.terms)
+        if self.form == BYTES:
+            function, kept = QUANTISE, self.team.memory("scales", torch.float32, rows * self.terms)
+            out_kind, scales = 0, kept.data_ptr()
+        else:
+            function, kept, out_kind, scales = CONVERT, None, _KINDS[wanted], 0
+        arguments = self._row_arguments
+        arguments[:] = (
+            x.data_ptr(), stride, _KINDS[x.dtype], address, out_stride, out_kind, scales, rows, size, self.terms
+        )  # fmt: skip
+        if self.team.tape is not None:
+            self.team.tape.add(function, arguments, rows=row_kernels.ROWS, keep=(x, target, kept))
+        self.team.alone(function, arguments.ctypes.data)
         return address, out_stride, scales
 
 
@@ -160,12 +169,6 @@ def _panelled(vector: Tensor, panels: int) -> Tensor:
     """float or int32 [out] → float32 or int32, padded with zeros to whole panels."""
     vector = vector if vector.dtype is torch.int32 else vector.float()
     return torch.nn.functional.pad(vector, (0, panels * kernels.PANEL - len(vector))) if len(vector) else vector
-
-
-@functools.cache
-def alone() -> Team:
-    """The caller's thread."""
-    return Team(1)
 
 
 @functools.cache

@@ -19,28 +19,45 @@ from numba.core import types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
+from kernels.cpu.jit import work
+from kernels.cpu.team import Team, alone
+from kernels.cpu.vectors import read_double, read_i64
+
 # error_model: a division that may raise ends the loop early, and LLVM does not vectorise such loops.
 _OPTIONS: Any = {"fastmath": True, "error_model": "numpy", "nogil": True, "cache": True}
 
 _BFLOAT16, _FLOAT32 = np.uint16(0), np.float32(0)
 
+# The arguments of ADD_NORM, words of eight bytes: addresses, counts, int64 unless said otherwise.
+_RESIDUAL, _ADDED, _WEIGHT, _OUT, _OUT_IS_BFLOAT16, _ROWS, _SIZE, _EPS = range(8)  # _ADDED may be 0; _EPS: float64
+
 
 class CpuOps:
     """See `ops.Ops`. dtype is bfloat16 or float32; rows that are changed in place may be either."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, team: Team | None = None) -> None:
+        """team: whose memory results lie in, and who records."""
         self.dtype = dtype
+        self.team = team or alone()
         self._kind = _kind(dtype)
-        self._norm_out = Buffer(dtype)
         self._gate_out = Buffer(dtype)
+        self._arguments = np.zeros(8, dtype=np.int64)
+        self._address = self._arguments.ctypes.data
 
     def add_norm(self, residual: Tensor, x: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         rows, size = residual.shape
-        out, address = self._norm_out.of_shape(rows, size)
-        added = 0 if x is None else x.data_ptr()
+        out = self.team.memory("norm", self.dtype, rows * size).view(rows, size)
         if x is not None and x.dtype is not self.dtype:
             raise ValueError(f"x is {x.dtype}, the activations are {self.dtype}")
-        _add_norm(self._kind, residual.data_ptr(), added, weight.data_ptr(), eps, address, rows, size)
+        arguments = self._arguments
+        arguments[:_EPS] = (
+            residual.data_ptr(), 0 if x is None else x.data_ptr(), weight.data_ptr(), out.data_ptr(),
+            self.dtype is torch.bfloat16, rows, size,
+        )  # fmt: skip
+        arguments[_EPS:].view(np.float64)[:] = eps
+        if self.team.tape is not None:
+            self.team.tape.add(add_norm.address, arguments, rows=_ROWS, keep=(residual, x, weight, out))
+        self.team.alone(add_norm.address, self._address)
         return out
 
     def norm_heads(self, rows: Tensor, first: int, count: int, weight: Tensor, eps: float) -> None:
@@ -170,6 +187,18 @@ def _add_norm(kind, residual_at, x_at, weight_at, eps, out_at, rows, size):
         scale = np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(eps))
         for i in range(size):
             store(result, i, row[i] * scale * weight[i])
+
+
+@work
+def add_norm(a, scratch, owner):
+    """a: address of the arguments."""
+    residual, added, weight = read_i64(a + 8 * _RESIDUAL), read_i64(a + 8 * _ADDED), read_i64(a + 8 * _WEIGHT)
+    out, rows, size = read_i64(a + 8 * _OUT), read_i64(a + 8 * _ROWS), read_i64(a + 8 * _SIZE)
+    if read_i64(a + 8 * _OUT_IS_BFLOAT16) != 0:
+        _add_norm(np.uint16(0), residual, added, weight, read_double(a + 8 * _EPS), out, rows, size)
+    else:
+        _add_norm(np.float32(0), residual, added, weight, read_double(a + 8 * _EPS), out, rows, size)
+    return 1
 
 
 @njit(**_OPTIONS)

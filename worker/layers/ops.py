@@ -7,11 +7,14 @@ layers of bfloat16 sums do not wear it down.
 from __future__ import annotations
 
 import importlib.util
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from kernels.cpu.team import Team
 
 
 class Ops(Protocol):
@@ -77,13 +80,13 @@ def _heads(rows: Tensor, first: int, count: int, head_dim: int) -> Tensor:
     return rows[:, first * head_dim : (first + count) * head_dim].unflatten(1, (count, head_dim))
 
 
-def make_ops(dtype: torch.dtype, device: torch.device | str) -> Ops:
-    """The fastest form for this dtype and device."""
+def make_ops(dtype: torch.dtype, device: torch.device | str, team: Team | None = None) -> Ops:
+    """The fastest form for this dtype and device. team: of a CPU, see `CpuOps`."""
     kind = torch.device(device).type
     if kind == "cpu" and dtype in (torch.bfloat16, torch.float32):
         from worker.layers.cpu_ops import CpuOps  # loads Numba
 
-        return CpuOps(dtype)
+        return CpuOps(dtype, team)
     if kind == "cuda" and importlib.util.find_spec("triton") is not None:
         from kernels.triton.elementwise import TritonOps
 

@@ -41,18 +41,21 @@ def make_linear(
     sensitive: bool = False,
     team: Team | None = None,
     out_dtype: torch.dtype | None = None,
+    keep_out: bool = True,
 ) -> LinearLayer:
     """The layer of weight [out, in] and bias [out] for `quantization` "none" or "int8". Raises QuantizationUnavailable.
 
     sensitive: its inputs have outliers, and what is lost of the others shows in the model's answers (`two_terms` of
-    `cpu_linear.CpuLinear`). team, out_dtype: see there; without effect elsewhere.
+    `cpu_linear.CpuLinear`). team, out_dtype, keep_out: see there; without effect elsewhere.
     """
     _check(weight, quantization)
     if not has_cpu_layers(weight.device, weight.dtype):
         return Linear(weight, bias)
     from worker.layers.cpu_linear import CpuLinear
 
-    return CpuLinear(weight, bias, team=team, quantization=quantization, two_terms=sensitive, out_dtype=out_dtype)
+    return CpuLinear(
+        weight, bias, team=team, quantization=quantization, two_terms=sensitive, out_dtype=out_dtype, keep_out=keep_out
+    )
 
 
 def make_gated(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.backend import AttentionBackend
+from kernels.backend import AttentionBackend, replay_of, team_of
 from kernels.fusion import rotate_and_write_kv_of
 from kernels.metadata import AttentionMetadata
 from protocol.model_config import ModelConfig
@@ -30,6 +30,7 @@ from worker.layers.quantization import (
     why_unavailable,
 )
 from worker.layers.rope import rope_table
+from worker.models.recorded import RecordedLayers
 from worker.weights import WeightSource
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ class LlamaModel:
         self._shapes = self.tensor_shapes(config)
         cpu_layers = has_cpu_layers(device, dtype)
         self.activation_dtype = torch.float32 if cpu_layers else dtype
-        self.ops = make_ops(self.activation_dtype, device)
         self.team = (team or _team()) if cpu_layers else None
+        self.ops = make_ops(self.activation_dtype, device, self.team)
+        self._recorded: RecordedLayers | None = None
         self.rope = rope_table(config, max_positions, device)  # float32 [max_positions, D]
         self.embedding = self._load("model.embed_tokens.weight")  # [V, H]
         self.layers = [DecoderLayer(self, index) for index in range(config.num_layers)]
@@ -130,11 +132,53 @@ class LlamaModel:
         """
         if positions.dtype is not torch.int64 or positions.shape != input_ids.shape or not positions.is_contiguous():
             raise ValueError(f"positions must be contiguous int64 like input_ids, not {positions.dtype}")
-        residual = functional.embedding(input_ids, self.embedding).float()  # [T, H]
+        residual = self.memory("residual", (len(input_ids), self.config.hidden_size), torch.float32)
+        residual.copy_(functional.embedding(input_ids, self.embedding))
+        replay, team = replay_of(backend), self.team
+        if replay is None or team is None or not self._recordable(kv_caches, metadata, backend):
+            return self._forward(residual, positions, kv_caches, metadata, backend, 0).clone()
+        # All of a step's layers are told the same, so the first says what there is to say, and the others are played.
+        self.layers[0].forward(residual, None, positions, kv_caches[0], metadata[0], backend)
+        recorded = self._recorded
+        if recorded is None or not recorded.serves(residual, kv_caches, backend):
+            recorded = self._recorded = RecordedLayers.record(
+                team, residual, kv_caches, backend,
+                lambda: self._forward(residual, positions, kv_caches, metadata, backend, 1),
+            )  # fmt: skip
+        else:
+            replay(recorded.tape, len(residual))
+        return recorded.hidden[: len(residual)].clone()
+
+    def _forward(
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: Sequence[AttentionMetadata],
+        backend: AttentionBackend,
+        first: int,
+    ) -> Tensor:
+        """From layer `first` on, with all updates in the residual; the result is overwritten by the next call."""
         update: Tensor | None = None
-        for layer, kv_cache, layer_metadata in zip(self.layers, kv_caches, metadata, strict=True):
-            update = layer.forward(residual, update, positions, kv_cache, layer_metadata, backend)
-        return self.ops.add_norm(residual, update, self.norm, self.config.rms_norm_eps).clone()
+        for layer, cache, layer_metadata in list(zip(self.layers, kv_caches, metadata, strict=True))[first:]:
+            update = layer.forward(residual, update, positions, cache, layer_metadata, backend)
+        return self.ops.add_norm(residual, update, self.norm, self.config.rms_norm_eps)
+
+    def _recordable(
+        self, kv_caches: Sequence[KVCache], metadata: Sequence[AttentionMetadata], backend: AttentionBackend
+    ) -> bool:
+        """Whether all that this step's layers compute is work of one team, and one cache group's."""
+        return (
+            team_of(backend) is self.team
+            and len(kv_caches[0]) == 2
+            and all(of_layer is metadata[0] for of_layer in metadata)
+        )
+
+    def memory(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """A tensor, not initialised; on a CPU its memory is what the same name had before, unless that is too small."""
+        if self.team is None:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return self.team.memory(name, dtype, shape[0] * shape[1]).view(shape)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -151,12 +195,10 @@ class LlamaModel:
         biases = [self._load(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in self._shapes]
         return torch.cat(weights), torch.cat(biases) if biases else None
 
-    def _load_linear(
-        self, prefix: str, *names: str, sensitive: bool = False, out_dtype: torch.dtype | None = None
-    ) -> LinearLayer:
+    def _load_linear(self, prefix: str, *names: str, sensitive: bool = False, keep_out: bool = True) -> LinearLayer:
         weight, bias = self._load_stacked(prefix, *names)
         return make_linear(
-            weight, bias, quantization=self.quantization, sensitive=sensitive, team=self.team, out_dtype=out_dtype
+            weight, bias, quantization=self.quantization, sensitive=sensitive, team=self.team, keep_out=keep_out
         )
 
     def _load_gated(self, prefix: str, gate: str, up: str) -> Callable[[Tensor], Tensor]:
@@ -179,6 +221,7 @@ class DecoderLayer:
     def __init__(self, model: LlamaModel, index: int) -> None:
         config = model.config
         prefix = f"model.layers.{index}."
+        self.memory = model.memory
         self.ops = model.ops
         self.rope = model.rope
         self.eps = config.rms_norm_eps
@@ -186,7 +229,7 @@ class DecoderLayer:
         self.scale = config.head_dim**-0.5
         self.window = (config.layer_windows[index] or None) if config.layer_windows else None
         attention = prefix + "self_attn."
-        self.qkv = model._load_linear(attention, "q_proj", "k_proj", "v_proj", sensitive=True)
+        self.qkv = model._load_linear(attention, "q_proj", "k_proj", "v_proj", sensitive=True, keep_out=False)
         self.output = model._load_linear(attention, "o_proj")
         self.gate_up = model._load_gated(prefix + "mlp.", "gate_proj", "up_proj")
         self.down = model._load_linear(prefix + "mlp.", "down_proj", sensitive=True)
@@ -238,7 +281,7 @@ class DecoderLayer:
                 self.ops.norm_heads(qkv, num_heads, num_kv_heads, self.k_norm, self.eps)
             self.ops.rotate(qkv, num_heads + num_kv_heads, positions, self.rope)
             backend.write_kv(k, v, k_cache, v_cache, metadata.slot_mapping, k_scale, v_scale)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = self.memory("attended", (q.shape[0], num_heads * self.head_dim), q.dtype).view(q.shape)
         backend.paged_attention(
             q, k_cache, v_cache, metadata,
             scale=self.scale, window=self.window, k_scale=k_scale, v_scale=v_scale, out=out,
