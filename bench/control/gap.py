@@ -2,7 +2,8 @@
 
 The gap is what the worker itself measures: from the end of a step to the moment it takes up the next plan. It is the
 time to write and send a result and to receive and read a plan, if the plan is there by then; else the scheduler's time
-comes on top. With two steps in flight it should always be there.
+comes on top. With two steps in flight it should always be there. Where a device computes beside the worker, the gap is
+the device's: from the end of a step to when it can begin with the next.
 """
 
 from __future__ import annotations
@@ -55,13 +56,15 @@ TINY_MODEL = {
 @dataclass(frozen=True)
 class GapCase:
     """n requests decode; at least `steps` of their steps are measured. step_s: what the model takes in each step of a
-    simulated worker; None: a real one, on the CPU. pipeline_depth: most steps in flight (simulated worker only)."""
+    simulated worker; None: a real one, on the CPU. pipeline_depth: most steps in flight; device: the model computes
+    beside the worker (both of the simulated worker only)."""
 
     label: str
     n: int
     steps: int
     step_s: float | None = None
     pipeline_depth: int = 2
+    device: bool = False
 
 
 def gap_cases(quick: bool) -> list[GapCase]:
@@ -71,6 +74,9 @@ def gap_cases(quick: bool) -> list[GapCase]:
     return [
         GapCase("simulated, 5 ms steps, 1,024 rows", 1024, 1500, 0.005),
         GapCase("simulated, 5 ms steps, 1,024 rows, one step in flight", 1024, 500, 0.005, pipeline_depth=1),
+        GapCase("simulated device, 5 ms steps, 1,024 rows", 1024, 500, 0.005, device=True),
+        GapCase("simulated device, 2 ms steps, 1,024 rows", 1024, 500, 0.002, device=True),
+        GapCase("simulated device, 1 ms steps, 1,024 rows", 1024, 500, 0.001, device=True),
         GapCase("CPU, 16 rows", 16, 480),
     ]
 
@@ -85,16 +91,18 @@ def measure_gap(case: GapCase, progress: Callable[[str], None]) -> dict[str, Any
             load.start(lengths, max_tokens=WARM_UP_STEPS + 2 * case.steps + 8 * STEPS_A_LOOK)
             load.pass_steps(WARM_UP_STEPS)
             records = load.steps(case.steps, lambda done: progress(f"{case.label}: {done} of {case.steps} steps"))
-    return {"n": case.n, "step_s": case.step_s, "pipeline_depth": case.pipeline_depth, **gap_numbers(records, case.n)}
+    about = {"n": case.n, "step_s": case.step_s, "pipeline_depth": case.pipeline_depth, "device": case.device}
+    return about | gap_numbers(records, case.n, case.device)
 
 
-def gap_numbers(records: NDArray[np.int32], n: int) -> dict[str, Any]:
+def gap_numbers(records: NDArray[np.int32], n: int, device: bool = False) -> dict[str, Any]:
     """The keys of a case in the JSON (see bench/control/summary.py). records: int32 [steps, STEP_COLUMNS]; only those
-    in which all n rows decode count."""
+    in which all n rows decode count. device: what the host does besides is no work of the step's."""
     columns = {name: records[:, i].astype(np.float64) for i, name in enumerate(STEP_COLUMNS)}
     steady = (columns["rows"] == n) & (columns["tokens"] == n)
     gap = columns["idle_us"][steady]
-    work = sum(columns[name][steady] for name in ("apply_us", "commit_us", "forward_us", "sample_us"))
+    parts = ("forward_us", "sample_us") if device else ("apply_us", "commit_us", "forward_us", "sample_us")
+    work = sum(columns[name][steady] for name in parts)
     server = columns["schedule_us"][steady] + columns["result_us"][steady] + columns["encode_us"][steady]
     return {
         "steps": int(steady.sum()),
@@ -143,6 +151,8 @@ def _simulated(case: GapCase, folder: Path) -> Iterator[str]:
     config.save(sockets / "engine.json")
     common = ["--config", str(sockets / "engine.json"), "--runtime", str(sockets)]
     worker = ["bench.control.simulated_worker", *common, "--step-s", str(case.step_s)]
+    if case.device:
+        worker.append("--device")
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", SUPERVISOR_ENV: str(os.getpid())}
 
     def process(*module: str) -> ServerProcess:
