@@ -35,7 +35,7 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     add = parser.add_argument
     add("--model", help="as launch.py takes it (default: the default model)")
     add("--variant", action="append", choices=sorted(VARIANTS), help="(default: all; the first is the baseline)")
-    add("--tokens", type=int, help="how much of the text (16384; quick: 1024)")
+    add("--tokens", type=int, help="how much of the text (16384; quick: 512)")
     add("--window", type=int, default=512, help="tokens of context at most (%(default)s)")
     add("--quick", action="store_true", help="under 45 s")
     add(
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     from worker.model_store import ModelStoreError, resolve
 
     console = Console()
-    count = args.tokens or (1024 if args.quick else 16384)
+    count = args.tokens or (512 if args.quick else 16384)
     if count < 2 or args.window < 2:
         console.print("[red]--tokens and --window must be at least 2[/]")
         return 2

@@ -34,8 +34,8 @@ from client import ClientError
 
 TINY_MEMORY = MemorySettings(memories=(1, 2, 4, 8, 16), requests=48)
 TINY_BLOCKS = BlockSettings(block_sizes=(1, 4, 16, 32, 64, 128))
-QUICK_MEMORY = MemorySettings(memories=(1, 8), rounds=1)
-QUICK_BLOCKS = BlockSettings(block_sizes=(16, 128), rounds=1)
+QUICK_MEMORY = MemorySettings(memories=(1,), rounds=1, alone_requests=1, profile_steps=8)
+QUICK_BLOCKS = BlockSettings(block_sizes=(16, 128), rounds=1, profile_steps=8)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
