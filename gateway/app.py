@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
 from gateway import errors
-from gateway.middleware import BearerToken, BodyLimit, KnownHost, RequestId, on_loopback
+from gateway.middleware import DOCS_FOLDER, BearerToken, BodyLimit, KnownHost, RequestId, on_loopback
 from gateway.routes import chat, completions, debug, health, metrics, models, page, tokens
 from gateway.state import Gateway
 from gateway.version import VERSION
@@ -25,7 +26,10 @@ def build(config: EngineConfig, runtime: Path) -> FastAPI:
         async with gateway:
             yield
 
-    app = FastAPI(title="Pageplane", version=VERSION, lifespan=lifespan, redoc_url=None)
+    # FastAPI's own /docs is empty where the browser cannot reach a CDN; this one brings its scripts along
+    app = FastAPIOffline(
+        title="Pageplane", version=VERSION, lifespan=lifespan, redoc_url=None, static_url=DOCS_FOLDER.rstrip("/")
+    )
     app.state.gateway = gateway
     for module in (chat, completions, models, tokens, health, metrics, debug, page):
         app.include_router(module.router)

@@ -17,7 +17,9 @@ from gateway.errors import RETRY_AFTER_S, ApiError
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 OPEN_PATHS = frozenset({"/", "/health", "/version", "/docs", "/openapi.json"})
-OPEN_FOLDER = "/page/"
+DOCS_FOLDER = "/docs/files/"
+"""Scripts and styles of /docs."""
+OPEN_FOLDERS = ("/page/", DOCS_FOLDER)
 """These need no key: they tell nothing of anyone's requests."""
 BODY_TIMEOUT_S = 60.0
 """A body is complete by then, counted from the request's head."""
@@ -55,7 +57,7 @@ class BearerToken:
         self._expected = f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDERS):
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
