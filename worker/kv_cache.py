@@ -64,6 +64,10 @@ class KVCache:
         """What the model is given: K and V of each layer, and their scales if they are quantised."""
         self.tensors = [tensor for pair in shared for tensor in pair]
         """Every tensor once, for whole-block copies."""
+        self.ahead = None
+        """Of a cache in large pages: makes them ready."""
+        if device.type == "cpu" and self.tensors[0].nbytes >= memory.LARGE_PAGE:
+            self.ahead = memory.Ahead(self.tensors)
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

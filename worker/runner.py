@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from kernels.backend import team_of
+from kernels.cpu.memory import Ahead
 from kernels.metadata import AttentionMetadata
 from kernels.selector import select_backend
 from kernels.transfer import to_device
-from protocol.arrays import pack, packer
+from protocol.arrays import pack, packer, unpack
 from protocol.config import EngineConfig
 from protocol.logprobs import join
 from protocol.messages import LogprobsLists, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
@@ -152,6 +153,15 @@ class ModelRunner:
     def submit(self, plan: SchedulerOutput, deliver: Deliver) -> None:
         """Run a plan and deliver its result, now or later, but in order. Raises as `run` does."""
         deliver(self.run(plan))
+        if self.cache.ahead is not None and self.cache.ahead.touched < self.cache.ahead.total:
+            self._touch_ahead(self.cache.ahead, plan)
+
+    def _touch_ahead(self, ahead: Ahead, plan: SchedulerOutput) -> None:
+        """Between two steps: make memory ready, for the blocks that come after those of this plan."""
+        ids = [unpack(table) for tables in (plan.grow_ids, *(new.block_ids for new in plan.admit)) for table in tables]
+        ids = [each for each in ids if len(each)]
+        if ids:
+            ahead.handed_out(sum(len(each) for each in ids), max(int(each.max()) for each in ids))
 
     def take_ready(self, deliver: Deliver) -> None:
         """Deliver what was submitted and is done by now."""

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.cpu.memory import ALIGNMENT, CHUNK, LARGE_PAGE, Arena, empty
+from kernels.cpu.memory import ALIGNMENT, CHUNK, LARGE_PAGE, Ahead, Arena, empty
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
@@ -71,3 +71,39 @@ def test_an_arena_holds_what_is_larger_than_its_chunks() -> None:
     small, large, next_small = (arena.empty((size,), torch.int8).fill_(i) for i, size in enumerate((9, CHUNK + 1, 9)))
     assert [int(t[-1]) for t in (small, large, next_small)] == [0, 1, 2]
     assert int(large[0]) == 1 and len(large) == CHUNK + 1
+
+
+def test_pages_are_touched_a_few_at_a_time_and_before_they_are_used() -> None:
+    """Blocks of 64 KiB, 32 to a page, in three tensors of six pages."""
+    tensors = [empty((192, 1 << 16), torch.uint8) for _ in range(3)]
+    ahead = Ahead(tensors)
+    assert ahead.total == 18
+    before = 0
+    for block in range(1, 192):
+        ahead.handed_out(1, block)
+        assert ahead.touched - before <= 1
+        if block >= 32:
+            assert ahead.touched >= 3 * (block // 32 + 1), "its own page is ready in every tensor"
+        assert ahead.touched <= 3 * (block // 32 + 2), "no more than the page behind it"
+        before = ahead.touched
+    assert ahead.touched == ahead.total
+    ahead.handed_out(5, 191)
+    assert ahead.touched == ahead.total
+
+
+def test_touching_changes_nothing() -> None:
+    tensors = [empty((6, LARGE_PAGE), torch.uint8) for _ in range(2)]
+    for tensor in tensors:
+        tensor[:3] = torch.arange(3 * LARGE_PAGE).remainder(251).view(3, -1)
+    copies = [tensor.clone() for tensor in tensors]
+    ahead = Ahead(tensors)
+    ahead.handed_out(12, 5)
+    assert ahead.touched == ahead.total
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
+
+
+def test_blocks_that_are_handed_out_again_touch_nothing_new() -> None:
+    ahead = Ahead([empty((192, 1 << 16), torch.uint8)])
+    for _ in range(300):
+        ahead.handed_out(1, 7)
+    assert ahead.touched == 2
