@@ -5,13 +5,12 @@ Addresses are plain int64, as in `vectors`. The compiler neither caches nor move
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from kernels.cpu.vectors import _X86, _offset, _pointer, intrinsic
+from kernels.cpu.vectors import _X86, _pointer, intrinsic
 
 SEMAPHORE_BYTES = 32  # sem_t of glibc and musl on 64-bit machines
 
@@ -107,20 +106,6 @@ def yield_processor(typingctx):
         return context.get_dummy_value()
 
     return types.void(), codegen
-
-
-@intrinsic
-def monotonic_ns(typingctx, memory):
-    """Nanoseconds of CLOCK_MONOTONIC, by way of 16 bytes of memory: POSIX clock_gettime. On 64-bit Linux."""
-
-    def codegen(context, builder, signature, args):
-        function_type = ir.FunctionType(_i32, [_i32, _byte])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "clock_gettime")
-        builder.call(function, [ir.Constant(_i32, time.CLOCK_MONOTONIC), builder.inttoptr(args[0], _byte)])
-        seconds, nanoseconds = (builder.load(_pointer(builder, _offset(builder, args[0], at), _i64)) for at in (0, 8))
-        return builder.add(builder.mul(seconds, ir.Constant(_i64, 10**9)), nanoseconds)
-
-    return types.int64(types.int64), codegen
 
 
 def _semaphore_word(name: str, constants: tuple[int, ...] = ()) -> Any:

@@ -13,17 +13,12 @@ taken the core. The helper looks between items, and between pieces of work: once
 item and sleeps. It is woken only while the core is free. All of this is a hint about time: whatever the line says, each
 item is done once.
 
-On a machine with other things to do, a helper may lose its core in the middle of an item, and the caller would wait for
-it, piece after piece, for longer than it ever gains. So when it was kept waiting in vain it works alone for a while,
-PENALTY times as long: what is lost by waiting stays a small share of the time.
-
 The control block, int64 words on cache lines of their own:
     GATE     CLOSED, plus the number of helpers inside. A helper adds one; if the gate was closed it takes that back.
              So a helper that comes late never touches arguments that change, and nobody waits for one that left.
     TURN     counts the pieces of work: a helper does not enter the same one twice
     OFFER    what to call: function, arguments; and about how many will take part (PRESENT)
     STOP     1: the helpers end
-    ALONE    the caller works alone until this moment, and room for a clock
 Each helper has a line, too: the semaphore, whether it is ASLEEP, the lent CORE's line or 0, SCRATCH memory, ITEMS done.
 """
 
@@ -42,7 +37,6 @@ from kernels.cpu.concurrency import (
     call,
     fetch_add,
     make_semaphore,
-    monotonic_ns,
     pause,
     post,
     read_shared,
@@ -56,7 +50,7 @@ from kernels.cpu.tape import CALL_WORDS, Tape
 from kernels.cpu.vectors import read_i64, write_i64
 
 LINE = 64
-GATE, TURN, OFFER, STOP, ALONE, CONTROL_BYTES = (LINE * line for line in range(6))
+GATE, TURN, OFFER, STOP, CONTROL_BYTES = (LINE * line for line in range(5))
 FUNCTION, ARGUMENTS, PRESENT = OFFER, OFFER + 8, OFFER + 16
 OWNER, BORROWER = 0, 8  # of a lent core's line
 SEMAPHORE, ASLEEP, CORE, SCRATCH, ITEMS = 0, 32, 40, 48, 56  # of a helper's line
@@ -64,8 +58,6 @@ CLOSED = 1 << 32
 NO_ITEM = 1 << 62
 PATIENCE = 20_000  # turns of a spinning helper before it sleeps: a millisecond or two
 BEFORE_YIELD = 64
-LONG_WAIT_NS = 2_000_000  # no item of a step that decodes takes so long; less than a thread that lost its core is away
-PENALTY = 16
 
 
 @part
@@ -81,28 +73,12 @@ def _may_work(core):
     return core == 0 or (read_shared(core + OWNER) == 0 and read_shared(core + BORROWER) == 0)
 
 
-@part
-def _wait_for_helpers(control):
-    spins = 0
-    while read_shared(control + GATE) != CLOSED:
-        spins += 1
-        if spins % BEFORE_YIELD == 0:
-            yield_processor()
-        else:
-            pause()
-
-
 @kernel
 def _lead(control, helpers, num_helpers, function, arguments, scratch):
     """Offer a piece of work, take part in it, and wait for those who joined. Returns how many items the caller did.
 
     helpers: address of the addresses of their lines.
     """
-    clock = control + ALONE + 8
-    began = monotonic_ns(clock) if num_helpers else 0
-    if began < read_i64(control + ALONE) or num_helpers == 0:
-        write_i64(control + PRESENT, 1)
-        return call(function, arguments, scratch, 0)
     sleeping = 0
     for n in range(num_helpers):
         sleeping += read_shared(read_i64(helpers + 8 * n) + ASLEEP)
@@ -117,13 +93,14 @@ def _lead(control, helpers, num_helpers, function, arguments, scratch):
             write_shared(helper + ASLEEP, 0)
             post(helper + SEMAPHORE)
     items = call(function, arguments, scratch, 0)
-    if fetch_add(control + GATE, CLOSED) != 0:
-        done = monotonic_ns(clock)
-        _wait_for_helpers(control)
-        now = monotonic_ns(clock)
-        waited = now - done
-        if waited > max(LONG_WAIT_NS, (done - began) // 2):
-            write_i64(control + ALONE, now + PENALTY * waited)
+    fetch_add(control + GATE, CLOSED)
+    spins = 0
+    while read_shared(control + GATE) != CLOSED:
+        spins += 1
+        if spins % BEFORE_YIELD == 0:
+            yield_processor()
+        else:
+            pause()
     return items
 
 

@@ -51,26 +51,6 @@ def interrupted(a, scratch, owner):
     return done
 
 
-@work
-def held_up(a, scratch, owner):
-    """a: counter, number of items, 1 once a helper has an item, 1 when it may end it. The caller waits for the first,
-    the helper for the second."""
-    items, done = read_i64(a + 8), 0
-    spins = 0
-    while owner == 0 and read_shared(a + 16) == 0 and spins < 500_000_000:
-        spins += 1
-        pause()
-    item = claim(a, owner)
-    while item < items:
-        if owner != 0:
-            write_shared(a + 16, 1)
-            while read_shared(a + 24) == 0:
-                pause()
-        done += 1
-        item = claim(a, owner)
-    return done
-
-
 class LentCore:
     """A line as the owner of a core and its borrowers share it."""
 
@@ -218,26 +198,6 @@ def test_a_helper_whose_owner_is_back_claims_no_further_item() -> None:
     arguments = np.array([0, 100, -1], dtype=np.int64)
     borrowing.team.run(interrupted.address, arguments.ctypes.data)
     assert borrowing.team.items() == (100, 1)
-    borrowing.team.close()
-
-
-def test_who_was_kept_waiting_works_alone_for_a_while() -> None:
-    borrowing = Borrowing()
-    borrowing.core.owner = 0
-    arguments = np.array([0, 10, 0, 0], dtype=np.int64)
-
-    def let_go() -> None:
-        wait_for(lambda: arguments[0] >= 10, "the caller has no item left")
-        threading.Event().wait(0.05)
-        arguments[3] = 1
-
-    waiter = threading.Thread(target=let_go)
-    waiter.start()
-    borrowing.team.run(held_up.address, arguments.ctypes.data)
-    waiter.join()
-    assert borrowing.team.items()[1] >= 1
-    assert not borrowing.work()
-    wait_for(borrowing.work, "the helper is never asked again")
     borrowing.team.close()
 
 
