@@ -63,6 +63,8 @@ COUNTERS = (
     Shown("engine_steps", "Steps planned", lambda engine: engine.status.steps),
     Shown("recoveries", "Workers lost, whose requests went on", lambda engine: engine.status.recoveries),
     Shown("rested_seconds", "Waited for the sake of another replica's prompt", lambda e: e.metrics.rested_s),
+    Shown("work_items", "Pieces of layers and attention computed on the CPU", lambda e: e.metrics.work_items),
+    Shown("borrowed_items", "Those computed on cores of idle workers", lambda e: e.metrics.borrowed_items),
     Shown("fenced_messages", "Messages of lost workers, dropped", lambda engine: engine.status.fenced_messages),
 )
 HISTOGRAM_TEXTS = {

@@ -241,6 +241,10 @@ class Heartbeat(_Message, tag="beat", frozen=True):
     worker_id: str
     incarnation: str
     state: str
+    work_items: int = 0
+    """Pieces of matrix products and attention that it has computed since its start; 0 on a GPU."""
+    borrowed_items: int = 0
+    """How many of them on idle cores of other workers."""
 
 
 class CountKernels(_Message, tag="count_kernels", frozen=True):
@@ -620,6 +624,10 @@ class ReplicaMetrics(msgspec.Struct, array_like=True, frozen=True):
     """Prompt tokens that the next step would take."""
     rested_s: float = 0.0
     """Waited between steps for the sake of a long prompt of another replica."""
+    work_items: int = 0
+    """Pieces of matrix products and attention computed on a CPU, as its workers' heartbeats tell."""
+    borrowed_items: int = 0
+    """How many of them on idle cores of other workers."""
 
 
 class MetricsSnapshot(_Message, tag="metrics", frozen=True):

@@ -243,10 +243,13 @@ class Engine:
         match message:
             case m.Hello():
                 self._hello(identity, message, now)
-            case m.Heartbeat(worker_id, incarnation, _):
+            case m.Heartbeat(worker_id, incarnation, _, work_items, borrowed_items):
                 worker = self._incarnation(worker_id, incarnation)
                 if worker is not None:
                     worker.last_seen = now
+                    items = (work_items, borrowed_items)
+                    self.replicas[worker.hello.replica].stats.computed(worker.items, items)
+                    worker.items = items
             case m.ModelRunnerOutput():
                 self._result(identity, message, now)
             case m.ProfileResult(_, profile):

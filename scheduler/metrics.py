@@ -34,6 +34,8 @@ class ReplicaStats:
         self.fenced_messages = 0
         self.rested_s = 0.0
         """Waited between steps for the sake of another replica's prompt."""
+        self.work_items = 0
+        self.borrowed_items = 0
         self.histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
         self.stages = {stage: Histogram(STAGE_S) for stage in STAGES}
 
@@ -88,6 +90,11 @@ class ReplicaStats:
         for stage, seconds in record.stages.items():
             self.stages[stage].observe(seconds)
 
+    def computed(self, before: tuple[int, int], now: tuple[int, int]) -> None:
+        """A worker tells what it has done since its start: items of work, and how many on borrowed cores."""
+        self.work_items += now[0] - before[0]
+        self.borrowed_items += now[1] - before[1]
+
     def data(self, replica: int, pace: tuple[float, float, int]) -> ReplicaMetrics:
         """All that Status does not tell, for the wire. pace: see `Planner.pace`."""
         return ReplicaMetrics(
@@ -97,4 +104,6 @@ class ReplicaStats:
             {stage: histogram.data for stage, histogram in self.stages.items()},
             *pace,
             self.rested_s,
+            self.work_items,
+            self.borrowed_items,
         )

@@ -9,9 +9,9 @@ from protocol.model_config import ModelConfig
 
 class Worker:
     """One incarnation of a worker process. `identity`: its routing id; state: ready, then dead; rest_s: how long it was
-    told to wait between steps."""
+    told to wait between steps; items: work done and borrowed, as its last heartbeat told."""
 
-    __slots__ = ("epoch", "hello", "identity", "last_seen", "rest_s", "state")
+    __slots__ = ("epoch", "hello", "identity", "items", "last_seen", "rest_s", "state")
 
     def __init__(self, identity: bytes, hello: Hello, epoch: int, now: float):
         self.identity = identity
@@ -20,6 +20,7 @@ class Worker:
         self.state = "ready"
         self.last_seen = now
         self.rest_s = 0.0
+        self.items = (0, 0)
 
     @property
     def status(self) -> WorkerStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import zmq
 
@@ -12,7 +13,10 @@ from protocol.sockets import connect_dealer, fresh_identity
 
 
 class HeartbeatThread:
-    """Sends a Heartbeat every `interval_s` until stopped. `state` may be changed at any time."""
+    """Sends a Heartbeat every `interval_s` until stopped. `state` may be changed at any time.
+
+    items: how many items of work were computed so far, and on borrowed cores.
+    """
 
     def __init__(
         self,
@@ -21,7 +25,9 @@ class HeartbeatThread:
         worker_id: str,
         incarnation: str,
         interval_s: float,
+        items: Callable[[], tuple[int, int]],
     ):
+        self._items = items
         self.state = "starting"
         self._stop = threading.Event()
         self._arguments = (context, endpoint, worker_id, incarnation, interval_s)
@@ -37,7 +43,8 @@ class HeartbeatThread:
         socket = connect_dealer(context, endpoint, fresh_identity(f"{worker_id}-beat"))
         while not self._stop.wait(interval_s):
             try:
-                socket.send(codec.encode(Heartbeat(worker_id, incarnation, self.state)), zmq.NOBLOCK)
+                beat = Heartbeat(worker_id, incarnation, self.state, *self._items())
+                socket.send(codec.encode(beat), zmq.NOBLOCK)
             except zmq.Again:
                 continue  # the scheduler is away; the next beat will do
         socket.close(linger=0)

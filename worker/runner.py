@@ -150,6 +150,10 @@ class ModelRunner:
             self.model.team.borrow(cores.others, cores.borrower)
             self.lends_cores = True
 
+    def items(self) -> tuple[int, int]:
+        """How many items of layers and attention were computed so far, and on borrowed cores. From any thread."""
+        return (0, 0) if self.model.team is None else self.model.team.items()
+
     def submit(self, plan: SchedulerOutput, deliver: Deliver) -> None:
         """Run a plan and deliver its result, now or later, but in order. Raises as `run` does."""
         deliver(self.run(plan))

@@ -60,7 +60,7 @@ class Worker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_dealer(self._context, endpoints.worker, fresh_identity(worker_id))
         self._beat = HeartbeatThread(
-            self._context, endpoints.worker, worker_id, incarnation, config.heartbeat_interval_s
+            self._context, endpoints.worker, worker_id, incarnation, config.heartbeat_interval_s, runner.items
         )
         self._encoder = codec.Encoder()
         self._diverged = False

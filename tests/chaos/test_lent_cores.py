@@ -43,6 +43,14 @@ def test_a_lone_stream_uses_the_idle_core_and_its_tokens_do_not_tell(server: Dep
     assert answers(asyncio.run(main())) == golden
     assert not TWO_CORES or borrowed & {1, 2}, "nobody borrowed a core"
 
+    def told() -> bool:
+        replicas = server.client.metrics().replicas
+        done = sum(replica.work_items for replica in replicas)
+        lent = sum(replica.borrowed_items for replica in replicas)
+        return lent == 0 < done if not TWO_CORES else 0 < lent < done
+
+    server.wait_until(told, 5, "the heartbeats tell of it")
+
 
 def test_workers_that_die_or_stand_still_in_a_step_take_nobody_along(server: Deployment) -> None:
     """One stream on each worker; the second worker is stopped in a step, the first goes on alone, then the second is

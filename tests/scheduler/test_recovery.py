@@ -196,6 +196,23 @@ def test_a_slow_step_is_no_death_while_the_worker_beats() -> None:
     assert deployment.tokens["r"] == deployment.golden("r")
 
 
+def test_what_heartbeats_tell_of_work_adds_up_over_incarnations() -> None:
+    deployment = Deployment()
+
+    def tell(*items: int) -> tuple[int, int]:
+        worker = deployment.worker()
+        beat = m.Heartbeat(worker.worker_id, worker.incarnation, "ready", *items)
+        deployment.handle(e.FromWorker(worker.identity, beat))
+        metrics = deployment.engine.metrics(0.0).replicas[0]
+        return metrics.work_items, metrics.borrowed_items
+
+    assert tell(10, 2) == (10, 2)
+    assert tell(15, 2) == (15, 2)
+    deployment.kill()
+    deployment.start()
+    assert tell(7, 1) == (22, 3)
+
+
 def test_a_silent_worker_is_fenced_and_a_late_awakening_repeats_no_token() -> None:
     deployment = Deployment(heartbeat_timeout_s=3.0)
     deployment.engine.watchers.add(b"supervisor")

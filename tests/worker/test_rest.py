@@ -41,6 +41,9 @@ class Instant:
 
     def start_epoch(self, epoch: int) -> None: ...
 
+    def items(self) -> tuple[int, int]:
+        return 0, 0
+
     def flush(self, deliver: Any) -> None: ...
 
     def close(self) -> None: ...
