@@ -116,6 +116,7 @@ def gap_numbers(records: NDArray[np.int32], n: int, device: bool = False) -> dic
 def _quantiles(values: NDArray[np.float64]) -> dict[str, float]:
     return {
         "p50": float(np.quantile(values, 0.5)),
+        "p90": float(np.quantile(values, 0.9)),
         "p99": float(np.quantile(values, 0.99)),
         "max": float(values.max()),
     }

@@ -15,7 +15,7 @@ bytes_per_block, and one for each primitive of the pool, in ns. All times are CP
 The JSON of `bench control --gap --json`: schema, command, started_at, machine as above, and
   gaps  label -> n (rows), step_s (what the simulated model takes; null: a real one), pipeline_depth (most steps in
         flight), device (whether a device computes beside the worker), steps (measured ones), and of these steps, each
-        {p50, p99, max}:
+        {p50, p90, p99, max}:
         gap_us (from the end of a step to when the worker takes up the next plan; of a device, to when it can begin with
         the next), work_us (what the worker, or the device, spends on a step), scheduler_us (what the scheduler spends
         on it: result, plan, encoding);
