@@ -11,7 +11,7 @@ from scheduler.request import Request
 DECODE_WEIGHT = 32
 """A running request counts as much as this many prompt tokens to compute when replicas are compared."""
 PASSING = 4
-"""So many tokens of prompts that are under way count as one."""
+"""So many tokens of admitted prompts count as one."""
 
 
 class Router:
@@ -86,11 +86,10 @@ class Router:
 
 
 def load(replica: Replica) -> int:
-    """Work ahead, in prompt tokens: a weight per running row, and a part of prompts to compute and steps in flight.
+    """Work ahead, in prompt tokens: a weight per running row, and a part of the prompts still to compute.
 
-    The latter pass within some steps, while a row stays for as long as it decodes: counted in full they would decide
-    who gets one row more, and all rows of a replica wait for each of its steps.
+    Prompts pass while a row stays for as long as it decodes; and what is in flight is over in a moment. Counted in full
+    they would decide who gets one row more, and all rows of a replica wait for each of its steps.
     """
     ahead = int((replica.rows.known - replica.rows.planned).sum())
-    soon = ahead + sum(step.num_tokens for step in replica.in_flight)
-    return soon // PASSING + DECODE_WEIGHT * replica.rows.num_active
+    return ahead // PASSING + DECODE_WEIGHT * replica.rows.num_active
