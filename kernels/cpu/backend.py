@@ -19,6 +19,7 @@ from kernels.checks import check_attention, check_metadata, check_rotate_and_wri
 from kernels.copying import copy_blocks
 from kernels.cpu import attention, rotary
 from kernels.cpu.cache_ops import write_rows
+from kernels.cpu.plan import WorkPlan
 from kernels.cpu.tape import Tape
 from kernels.cpu.team import Team
 from kernels.cpu.vectors import BF16, F16, F32, LANES
@@ -40,6 +41,7 @@ class CpuBackend:
         self.counters = {"write_kv": 0, "rotate_and_write_kv": 0, "paged_attention": 0, "copy_blocks": 0}
         self._attend_arguments = np.zeros(len(attention.WORDS), dtype=np.int64)
         self._attend_address = self._attend_arguments.ctypes.data
+        self._plan = WorkPlan()
         self._rotate_arguments = np.zeros(len(rotary.WORDS), dtype=np.int64)
         self._rotate_address = self._rotate_arguments.ctypes.data
         # Of the last paged_attention and the last rotate_and_write_kv: what was checked, and what follows from it. The
@@ -158,7 +160,7 @@ class CpuBackend:
             self._attended_metadata, self._attended = metadata, form
         self.counters["paged_attention"] += 1
         arguments = self._attend_arguments
-        arguments[attention.COUNTER : attention.BAD_SEQ + 1] = (0, -1)
+        arguments[attention.COUNTER : attention.BAD_SEQ + 1] = (0, self._plan.bad_seq)
         arguments[attention.Q : attention.V_CACHE + 1] = (
             q.data_ptr(), out.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
         )  # fmt: skip
@@ -268,15 +270,16 @@ class CpuBackend:
             )
         check_metadata(metadata, block_size)
         group = q.shape[1] // num_kv_heads
+        rows = attention.rows_of(group)
         item = q.element_size()
         table = metadata.block_table
+        self._plan.make(metadata, block_size, rows // group, num_kv_heads, self.team.max_threads, window or 0)
         self.team.reserve(attention.scratch_bytes(group, head_dim))
         self._attend_arguments[attention.PRESENT] = self.team.present
         self._attend_arguments[attention.Q_TOKEN : attention.SCALE] = (
             q.stride(0) * item, q.stride(1) * item, out.stride(0) * item, out.stride(1) * item,
-            num_blocks, num_kv_heads, block_size, head_dim, KINDS[q.dtype], item, group, attention.rows_of(group),
-            metadata.num_tokens, metadata.query_start_loc.data_ptr(), metadata.seq_lens.data_ptr(),
-            table.data_ptr(), table.stride(0) * 4, table.shape[1], metadata.num_seqs, window or 0,
+            num_blocks, num_kv_heads, block_size, head_dim, KINDS[q.dtype], item, group, rows,
+            self._plan.items, self._plan.tokens, self._plan.num_items, table.data_ptr(), table.stride(0) * 4,
         )  # fmt: skip
         self._attend_arguments[attention.SCALE :].view(np.float64)[:] = (scale, soft_cap or 0.0)
 

@@ -31,6 +31,23 @@ def _rows(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
 
 
 @part
+def _half_rows(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
+    """`rows` (at most 6) rows by two vectors of columns."""
+    if rows == 6:
+        multiply_block(6, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+    elif rows == 5:
+        multiply_block(5, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+    elif rows == 4:
+        multiply_block(4, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+    elif rows == 3:
+        multiply_block(3, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+    elif rows == 2:
+        multiply_block(2, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+    else:
+        multiply_block(1, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+
+
+@part
 def _narrow_rows(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
     """`rows` (at most 6) rows by one vector of columns: what four do not divide."""
     if rows == 6:
@@ -59,6 +76,9 @@ def multiply(rows, columns, a, a_stride, b, b_stride, c, c_stride, depth, decay)
             if vectors - vector >= 4:
                 _rows(count, a + row * a_stride, a_stride, b_part, b_stride, c_part, c_stride, depth, row_decay)
                 vector += 4
+            elif vectors - vector >= 2:
+                _half_rows(count, a + row * a_stride, a_stride, b_part, b_stride, c_part, c_stride, depth, row_decay)
+                vector += 2
             else:
                 _narrow_rows(count, a + row * a_stride, a_stride, b_part, b_stride, c_part, c_stride, depth, row_decay)
                 vector += 1

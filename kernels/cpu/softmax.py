@@ -88,6 +88,26 @@ def softmax_row(scores, begin, end, low, high, peak, decay, total, score_cap):
 
 
 @part
+def softmax_whole_row(scores, peak, decay, total):
+    """One row of TILE scores, all visible."""
+    tops = load_f32(scores)
+    for n in range(LANES, TILE, LANES):
+        tops = maximum(tops, load_f32(scores + 4 * n))
+    old_peak = read_float(peak)
+    new_peak = max(old_peak, max_lanes(tops))
+    level = splat(new_peak)
+    factor = exp2(sub(splat(old_peak), level))
+    write_float(peak, new_peak)
+    write_float(decay, first(factor))
+    sums = splat(ZERO)
+    for n in range(0, TILE, LANES):
+        weights = exp2(sub(load_f32(scores + 4 * n), level))
+        store_f32(scores + 4 * n, weights)
+        sums = add(sums, weights)
+    store_f32(total, add(mul(load_f32(total), factor), sums))
+
+
+@part
 def softmax_rows(scores, scores_stride, peaks, decays, totals):
     """Sixteen rows of TILE scores, all visible. Per row: a peak, a decay, 16 numbers of totals."""
     old_peaks = load_f32(peaks)
@@ -124,6 +144,11 @@ def softmax_tile(
                     cap_scores(scores + 4 * TILE * r, 0, TILE, score_cap)
             softmax_rows(scores + 4 * TILE * row, 4 * TILE, peaks + 4 * row, decays + 4 * row, totals + 64 * row)
             row += LANES
+        while row < num_rows:
+            if score_cap > ZERO:
+                cap_scores(scores + 4 * TILE * row, 0, TILE, score_cap)
+            softmax_whole_row(scores + 4 * TILE * row, peaks + 4 * row, decays + 4 * row, totals + 64 * row)
+            row += 1
     for r in range(row, num_rows):
         position = first_position + r // group
         low = max(begin, position - window + 1) if window > 0 else begin

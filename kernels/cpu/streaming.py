@@ -1,9 +1,10 @@
-"""A few rows against sixteen or more keys of a bfloat16 cache, of which no float32 copy is made. Knows no softmax.
+"""A few rows against sixteen or more keys of a bfloat16 cache, which stream into registers. Knows no softmax.
 
-With few rows, writing a widened K or V to scratch memory and reading it back costs more than the products. So K is
-transposed in registers, where each column is multiplied at once, and V is widened on its way into the sums. Two
-bfloat16 lie in 32 bits, of which the upper half alone is the float32 of the odd column, and the lower half, shifted up,
-that of the even one; hence sums over V have their even and odd columns apart until they are stored.
+With very few rows, writing a widened K to scratch memory and reading it back costs more than the products. So it is
+transposed in registers, where each column is multiplied at once; with more rows, 32 keys at a time are written. V is
+widened on its way into the sums, for six rows at a time. Two bfloat16 lie in 32 bits, of which the upper half alone is
+the float32 of the odd column, and the lower half, shifted up, that of the even one; hence sums over V have their even
+and odd columns apart until they are stored.
 
 The order of sums is that of `vectors.multiply_block`, so results are the same to the bit.
 
@@ -25,8 +26,10 @@ from kernels.cpu.vectors import LANES, float32x16, intrinsic
 
 KEYS = 16  # that score_keys takes at once
 COLUMNS = 32  # of bfloat16, 64 bytes, a line
-MAX_ROWS = 4 if HAS_AVX512 else 0
-"""Rows that fit into registers beside a transposition. Where registers are smaller, no row is taken this way."""
+REGISTER_ROWS = 4  # whose sums fit into registers beside two transpositions
+ROW_BLOCK = 6  # rows whose sums over 64 columns of V do
+MAX_ROWS = 24 if HAS_AVX512 else 0
+"""Rows from which on a copy of V pays. Where registers are smaller, none is taken this way."""
 
 _i64 = ir.IntType(64)
 
@@ -55,29 +58,20 @@ def _literal(*numbers: Any) -> bool:
 
 
 @intrinsic
-def _score(typingctx, rows, keys, ahead, key_bytes, q, q_stride, scores, scores_stride):
-    """scores[r, 0..15] += q[r, 0..31] · keys[0..15, 0..31]. `rows` is a constant."""
-    if not _literal(rows):
-        return None
-    num_rows = rows.literal_value
+def _transpose_keys(typingctx, keys, ahead, key_bytes, target, target_stride):
+    """target[c, 0..15] = keys[0..15, c] for 32 columns, float32."""
 
     def codegen(context, builder, signature, args):
-        _, keys, ahead, key_bytes, q, q_stride, scores, scores_stride = args
+        keys, ahead, key_bytes, target, target_stride = args
         loaded = [_load_bits(builder, _at(builder, keys, key_bytes, i)) for i in range(KEYS)]
-        targets = [_at(builder, scores, scores_stride, r) for r in range(num_rows)]
-        q_rows = [_at(builder, q, q_stride, r) for r in range(num_rows)]
-        sums = [emit._load_f32(builder, target) for target in targets]
         for pair, bits in enumerate(emit._transpose(builder, loaded)):
             emit._prefetch(builder, _at(builder, ahead, key_bytes, pair), near=True)
-            for column, vector in enumerate(_even_and_odd(builder, bits)):
-                for r in range(num_rows):
-                    element = _read_splat(builder, emit._offset(builder, q_rows[r], 4 * (2 * pair + column)))
-                    sums[r] = emit._fma(builder, element, vector, sums[r])
-        for target, total in zip(targets, sums, strict=True):
-            emit._store_f32(builder, target, total)
+            for vector in _even_and_odd(builder, bits):
+                emit._store_f32(builder, target, vector)
+                target = builder.add(target, target_stride)
         return context.get_dummy_value()
 
-    return types.void(rows, *[types.int64] * 7), codegen
+    return types.void(*[types.int64] * 5), codegen
 
 
 def _columns_of_half(builder: Any, keys: Any, key_bytes: Any) -> list[Any]:
@@ -93,10 +87,9 @@ def _columns_of_half(builder: Any, keys: Any, key_bytes: Any) -> list[Any]:
 
 
 @intrinsic
-def _score_two(
-    typingctx, rows, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride
-):
-    """As _score for the keys at `first` and, into scores[r, 16..31], for those at `second`, half of the columns first.
+def _score(typingctx, rows, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride):
+    """scores[r, 0..15] += q[r, 0..31] · keys[0..15, 0..31] for the keys at `first` and, into scores[r, 16..31], for
+    those at `second`, half of the columns first. `rows` is a constant.
 
     A sum waits four cycles for the one before it, so with few rows, one group alone leaves the multipliers idle.
     """
@@ -197,6 +190,20 @@ def _accumulate(
 
 
 @intrinsic
+def widen_columns(typingctx, source, target):
+    """32 bfloat16 → float32, the even columns before the odd ones."""
+
+    def codegen(context, builder, signature, args):
+        source, target = args
+        even, odd = _even_and_odd(builder, _load_bits(builder, source))
+        emit._store_f32(builder, target, even)
+        emit._store_f32(builder, emit._offset(builder, target, 64), odd)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
 def store_bf16_columns(typingctx, target, even, odd):
     """32 bfloat16, rounded to nearest even, from their even and odd columns."""
 
@@ -212,32 +219,26 @@ def store_bf16_columns(typingctx, target, even, odd):
 
 
 @part
-def score_keys(rows, keys, ahead, key_bytes, q, q_stride, scores, scores_stride):
-    """scores[r, 0..15] += q[r, 0..31] · keys[0..15, 0..31] for `rows` (1 to 4) rows.
+def score_keys(rows, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride):
+    """scores[r, n] += q[r, 0..31] · key n[0..31] for `rows` (1 to 4) rows and 32 keys, of which 16 lie at `first`.
 
     keys: bfloat16, key_bytes from key to key; q and scores: float32. Strides in bytes.
     """
     if rows == 1:
-        _score(1, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+        _score(1, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
     elif rows == 2:
-        _score(2, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+        _score(2, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
     elif rows == 3:
-        _score(3, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+        _score(3, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
     else:
-        _score(4, keys, ahead, key_bytes, q, q_stride, scores, scores_stride)
+        _score(4, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
 
 
 @part
-def score_two_groups(rows, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride):
-    """As score_keys for the keys at `first` and, into scores[r, 16..31], for those at `second`; 1 to 4 rows."""
-    if rows == 1:
-        _score_two(1, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
-    elif rows == 2:
-        _score_two(2, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
-    elif rows == 3:
-        _score_two(3, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
-    else:
-        _score_two(4, first, second, first_ahead, second_ahead, key_bytes, q, q_stride, scores, scores_stride)
+def transpose_keys(keys, ahead, key_bytes, head_dim, target, target_stride):
+    """target[c, 0..15] = keys[0..15, c], float32, for all head_dim columns."""
+    for d in range(0, head_dim, COLUMNS):
+        _transpose_keys(keys + 2 * d, ahead + 2 * d, key_bytes, target + d * target_stride, target_stride)
 
 
 @part
@@ -250,30 +251,38 @@ def _accumulate_wide(
         _accumulate(2, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
     elif rows == 3:
         _accumulate(3, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
-    else:
+    elif rows == 4:
         _accumulate(4, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+    elif rows == 5:
+        _accumulate(5, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
+    else:
+        _accumulate(6, 2, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays)
 
 
 @part
 def accumulate_values(
     rows, head_dim, values, ahead, value_bytes, weights, weights_stride, count, sums, sums_stride, decays,
 ):  # fmt: skip
-    """sums[r, :] = decays[r] * sums[r, :] + weights[r, 0..count-1] · values[0..count-1, :] for `rows` (1 to 4) rows.
+    """sums[r, :] = decays[r] * sums[r, :] + weights[r, 0..count-1] · values[0..count-1, :] for some rows.
 
     values: bfloat16, head_dim (a multiple of 32) of them value_bytes from key to key; weights, sums and decays:
     float32. Of each 32 sums, the even columns precede the odd ones. decays 0 (no address): nothing is scaled.
     """
-    column = 0
-    while column + 2 * COLUMNS <= head_dim:
-        _accumulate_wide(
-            rows, values + 2 * column, ahead + 2 * column, value_bytes, weights, weights_stride, count,
-            sums + 4 * column, sums_stride, decays,
-        )  # fmt: skip
-        column += 2 * COLUMNS
-    if column < head_dim:  # 32 more: rare, hence one row at a time
-        for r in range(rows):
-            _accumulate(
-                1, 1, values + 2 * column, ahead + 2 * column, value_bytes, weights + r * weights_stride,
-                weights_stride, count, sums + r * sums_stride + 4 * column, sums_stride,
-                decays + 4 * r if decays != 0 else decays,
+    for row in range(0, rows, ROW_BLOCK):
+        here = sums + row * sums_stride
+        row_weights = weights + row * weights_stride
+        row_decays = decays + 4 * row if decays != 0 else decays
+        column = 0
+        while column + 2 * COLUMNS <= head_dim:
+            _accumulate_wide(
+                min(rows - row, ROW_BLOCK), values + 2 * column, ahead + 2 * column, value_bytes, row_weights,
+                weights_stride, count, here + 4 * column, sums_stride, row_decays,
             )  # fmt: skip
+            column += 2 * COLUMNS
+        if column < head_dim:  # 32 more: rare, hence one row at a time
+            for r in range(min(rows - row, ROW_BLOCK)):
+                _accumulate(
+                    1, 1, values + 2 * column, ahead + 2 * column, value_bytes, row_weights + r * weights_stride,
+                    weights_stride, count, here + r * sums_stride + 4 * column, sums_stride,
+                    row_decays + 4 * r if decays != 0 else decays,
+                )  # fmt: skip

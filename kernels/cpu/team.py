@@ -244,6 +244,11 @@ class Team:
         self._everybody = (self._control.data_ptr(), self._table.ctypes.data, len(self._helpers))
         self._scratch_address = self._scratch.data_ptr()
 
+    @property
+    def max_threads(self) -> int:
+        """How many can take part, on borrowed cores too."""
+        return 1 + len(self._helpers)
+
     def run(self, function: int, arguments: int) -> None:
         """Call work(arguments, scratch, owner), by its address, on all threads that are there; returns when all are
         done."""

@@ -6,6 +6,7 @@ Addresses and strides in bytes; `kind` is the element kind in memory (vectors.F3
 from __future__ import annotations
 
 from kernels.cpu.jit import part
+from kernels.cpu.streaming import widen_columns
 from kernels.cpu.vectors import (
     BF16,
     F16,
@@ -135,12 +136,19 @@ def gather_keys_transposed(rows, target, target_stride, first, last, head_dim, k
 
 @part
 def gather_values(rows, target, begin, end, head_dim, kind):
-    """V rows of tile slots begin .. end - 1 → float32 [tile, head_dim] rows of the same number."""
+    """V rows of tile slots begin .. end - 1 → float32 [tile, head_dim] rows of the same number.
+
+    Of each whole 32 bfloat16, the even columns come before the odd ones.
+    """
     for n in range(begin, end):
         source = read_i64(rows + 8 * n)
         row = target + n * (4 * head_dim)
         if kind == BF16:
-            for d in range(0, head_dim, LANES):
+            d = 0
+            while d + 2 * LANES <= head_dim:
+                widen_columns(source + 2 * d, row + 4 * d)
+                d += 2 * LANES
+            if d < head_dim:
                 store_f32(row + 4 * d, load_bf16(source + 2 * d))
         elif kind == F16:
             for d in range(0, head_dim, LANES):
