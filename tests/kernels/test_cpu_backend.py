@@ -12,6 +12,7 @@ from paged_world import bits, make_queries, make_world
 from kernels.cpu import jit
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.cache_ops import write_rows
+from kernels.cpu.plan import plan_items
 from kernels.cpu.tiles import row_from_float
 from kernels.cpu.vectors import BF16, F16, exp2, load_f32, store_f32, tanh_half
 
@@ -60,7 +61,7 @@ def test_after_warm_up_no_shape_is_compiled(cpu: CpuBackend) -> None:
     backend = CpuBackend(num_threads=2)
     backend.warm_up(num_q_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
     assert set(backend.counters.values()) == {0}
-    compiled = list(write_rows.overloads)
+    compiled = [list(kernel.overloads) for kernel in (plan_items, write_rows)]
     for dtype, head_dim, window, soft_cap in [(torch.float32, 128, None, None), (torch.float16, 80, 9, 5.0)]:
         world = make_world(
             [70, 3], heads=(6, 2), head_dim=head_dim, block_size=24, dtype=dtype, window=window, soft_cap=soft_cap
@@ -72,8 +73,10 @@ def test_after_warm_up_no_shape_is_compiled(cpu: CpuBackend) -> None:
         backend.rotate_and_write_kv(
             qkv, 6, token, angles, world.k_cache, world.v_cache, token - 1, q_norm=weight, k_norm=weight
         )
-    assert list(write_rows.overloads) == compiled, "what is not called by its address"
-    assert len(compiled) == 1
+    assert [list(kernel.overloads) for kernel in (plan_items, write_rows)] == compiled, (
+        "what is not called by its address"
+    )
+    assert [len(signatures) for signatures in compiled] == [1, 1]
     backend.close()
 
 
