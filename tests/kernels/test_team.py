@@ -10,7 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from paged_world import make_queries, make_world
 
+from kernels.cpu.backend import CpuBackend
 from kernels.cpu.concurrency import pause, read_shared, write_shared
 from kernels.cpu.jit import work
 from kernels.cpu.team import ASLEEP, BORROWER, LINE, OWNER, Team, claim
@@ -208,6 +210,10 @@ def test_results_do_not_tell_whose_cores_were_used() -> None:
     weight, x = torch.randn(480, 96), torch.randn(300, 96)
     expected = CpuLinear(weight)(x)
     layer = CpuLinear(weight, team=borrowing.team)
+    world = make_world([90, 40, 300, 7], heads=(4, 2), head_dim=64, block_size=16, dtype=torch.bfloat16)
+    queries, metadata = make_queries(world, 150), world.metadata([90, 1, 58, 1])
+    attended = world.attend(CpuBackend(1), queries, metadata)
+    backend = CpuBackend(team=borrowing.team)
     flips = 0
 
     def come_and_go() -> None:
@@ -223,6 +229,7 @@ def test_results_do_not_tell_whose_cores_were_used() -> None:
         deadline = time.monotonic() + DEADLINE_S
         while flips < 100 or not borrowing.team.items()[1]:
             assert torch.equal(layer(x), expected)
+            assert torch.equal(world.attend(backend, queries, metadata), attended)
             assert time.monotonic() < deadline, f"{flips} flips, {borrowing.team.items()[1]} items on the lent core"
     finally:
         over.set()
