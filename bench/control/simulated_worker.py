@@ -36,6 +36,7 @@ class SimulatedRunner(ModelRunner):
 
     def __init__(self, config: EngineConfig, num_threads: int, replica: int, step_s: float):
         super().__init__(config, num_threads, replica=replica)
+        self.cache.ahead = None  # no memory need be made ready: nobody will write there
         self.step_s = step_s
         self._random = np.random.default_rng(0)
 
