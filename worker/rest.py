@@ -20,17 +20,14 @@ class Rest:
 
     def __init__(self) -> None:
         self.length_s = 0.0
-        self._from = 0.0
+        self.ended_at = 0.0
         """End of the last step."""
         self.taken_s = 0.0
         """Before the step that runs or comes."""
 
-    def step_ended(self, now: float) -> None:
-        self._from = now
-
     def left_s(self, now: float) -> float:
         """How long the next step has to wait, at most 0 if it need not. Time without a plan counts as rest."""
-        return self._from + self.length_s - now
+        return self.ended_at + self.length_s - now
 
     def taken(self, seconds: float) -> None:
         """So long a step that could have begun was kept waiting."""

@@ -143,7 +143,7 @@ class Worker:
                     self._run_profiled(message)
                 else:
                     self._run_plan(message)
-                self._rest.step_ended(time.monotonic())
+                self._rest.ended_at = time.monotonic()
             case m.ProfileSteps(steps):
                 if steps:
                     self._profiler.start(steps)
