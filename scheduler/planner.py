@@ -180,7 +180,7 @@ class Planner:
             if not chunk:
                 blocked.append(request)
                 continue
-            if not router.is_best(replica, request, hit):
+            if not router.is_best(replica, request, hit, len(queue) - 1):
                 continue
             queue.remove(request)
             if blocked:

@@ -3,15 +3,17 @@
 Workers lend their cores while they are outside a step, but one that decodes is always inside. So a long prompt would
 be computed by its own worker's cores alone, and the streams beside it would bear all of its cost
 (`scheduler.step_budget`), while those of other workers notice nothing. Instead all streams of the machine bear the
-same: a replica that only decodes waits after each step, so long that its streams are slower by the same stretch and no
-more, and the prompt gets its cores for that time. Pure: what there is to do is given; the same history leads to the
-same answers.
+same, SHARED times the stretch: a replica that only decodes waits after each step, so long that its streams are as much
+slower and no more, and the prompt gets its cores for that time. Pure: what there is to do is given; the same history
+leads to the same answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from scheduler.step_budget import SHARED
 
 LONG_PROMPT = 1024
 """Tokens that a request has to compute when it is admitted, for which others rest. Shorter ones come soon in any case;
@@ -52,7 +54,7 @@ class Rests:
         """How long a replica rests whose steps take `decode_s`; not at all while that is not known."""
         if decode_s is None or not self.stretch:
             return 0.0
-        return min(MOST_REST_S, (1.0 - MARGIN) * (self.stretch - 1.0) * decode_s)
+        return min(MOST_REST_S, (1.0 - MARGIN) * (SHARED * self.stretch - 1.0) * decode_s)
 
 
 def is_news(rest_s: float, told_s: float) -> bool:

@@ -68,9 +68,14 @@ class Router:
         """The same for a request that was accepted: it also waits for replicas that are yet to bring their pool."""
         return any(replica.pool_size is None or replica.could_hold(num_tokens) for replica in self.replicas)
 
-    def is_best(self, replica: Replica, request: Request, hit: PrefixHit) -> bool:
-        """Whether no other living replica with room would be cheaper (ties: the lower index)."""
-        mine = (self._cost(replica, request, hit), replica.index)
+    def is_best(self, replica: Replica, request: Request, hit: PrefixHit, behind: int = 0) -> bool:
+        """Whether no other living replica with room would be cheaper (ties: the lower index).
+
+        behind: requests that wait behind this one. A fair part of them can go to the others, so this replica's load
+        counts only as far as it exceeds theirs by more than that part: in a burst each fills its steps.
+        """
+        share = DECODE_WEIGHT * (behind // self.num_ready)
+        mine = (self._cost(replica, request, hit) - share, -1 if share else replica.index)
         for other in self.replicas:
             if other is replica or not other.ready:
                 continue

@@ -31,6 +31,9 @@ MOST_LATE = 10.0
 """A step counts as at most so many times longer than expected: one that was held up by something else is no news."""
 HELP_GAIN = 0.3
 """Weight of the latest step in the average of what help brings."""
+SHARED = 1.6
+"""While the streams of all workers bear a long prompt's cost, the stretch is so many times itself: none waits longer
+than the others then, and the prompt, which all wait for, is over sooner."""
 MOST_HELP = 0.1
 """Share of its usual time that a step takes at least, whatever help it has; and it takes no longer than without."""
 SHORTEST_S = 1e-5
@@ -191,7 +194,8 @@ class StepBudget:
         fixed_s, token_s = chunk
         crowd = min(MOST_GROWN, CROWD * (waiting - 1) / decoding)
         stretch = self.stretch * max(1.0, crowd, INTERRUPTED * interrupted / decoding)
-        if helped:
+        if helped and costs.help < 1.0:
+            stretch *= SHARED
             stretch /= costs.help  # by the clock of a step without help
         spare_s = max((stretch - 1.0) * decode_s - fixed_s, WORTH_ITS_COST * fixed_s)
         if most * token_s <= spare_s:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.rest import LONG_PROMPT, MOST_REST_S, Rests, Work, is_news
+from scheduler.step_budget import SHARED
 from tests.scheduler.deployment import greedy
 from tests.scheduler.two_cores import CHUNK_S, TOKEN_S, Machine, decode_s
 
@@ -43,7 +44,7 @@ def test_for_a_long_prompt_all_others_rest_that_can() -> None:
 def test_a_rest_stays_within_the_stretch(stretch: float, step_s: float) -> None:
     rest_s = Rests(stretch).length_s(step_s)
     assert 0.0 < rest_s <= MOST_REST_S
-    assert step_s + rest_s < stretch * step_s
+    assert step_s + rest_s < SHARED * stretch * step_s
 
 
 def test_nothing_known_or_no_stretch_is_no_rest() -> None:
@@ -105,7 +106,7 @@ def test_a_long_prompt_comes_sooner_and_all_streams_share_its_stretch() -> None:
     assert len(resting) == 1
     for name in ("stream-0", "stream-1", "stream-2", "stream-3"):
         during = gaps(deployment, name, came + 0.3, first - 0.1)
-        assert max(during) < 1.05 * STRETCH * usual, name
+        assert max(during) < 1.05 * SHARED * STRETCH * usual, name
         if where(deployment, name) in resting:
             assert float(np.median(during)) > 0.85 * STRETCH * usual, "its cadence is stretched"
     assert not alone.told

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol import messages as m
 from protocol.arrays import pack, unpack
-from scheduler.step_budget import LEAST_CHUNK, MOST_GROWN, StepBudget, StepCosts
+from scheduler.step_budget import LEAST_CHUNK, MOST_GROWN, SHARED, StepBudget, StepCosts
 from tests.scheduler.deployment import Deployment, greedy
 
 MOST = 512
@@ -191,7 +191,7 @@ def test_what_help_brings_is_known_after_one_step_and_when_it_ends_nothing_has_t
     assert unknown == pytest.approx(alone, rel=0.1), "nothing is known of help: none is counted on"
     for _ in range(30):
         tokens = rule.prefill_tokens(costs, 8, 1, helped=True)
-        assert share * CPU(8, tokens) <= 1.15 * STRETCH * CPU(8, 0)
+        assert share * CPU(8, tokens) <= 1.15 * SHARED * STRETCH * CPU(8, 0)
         costs.observe(8, tokens, 0.0, share * CPU(8, tokens), helped=True)
         assert share * CPU(8, rule.prefill_tokens(costs, 8, 1, helped=True)) >= 0.85 * STRETCH * CPU(8, 0)
     costs.help_begins()
