@@ -7,9 +7,11 @@ prefetching stops at each border: on the machine of docs/performance.md it reads
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -17,6 +19,11 @@ from torch import Tensor
 LARGE_PAGE = 2 << 20
 CHUNK = 32 << 20
 ALIGNMENT = 64
+POPULATE_WRITE = 23
+"""What madvise makes ready as if it were written to, from Linux 5.14 on; before that, pages come when they are used."""
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -54,32 +61,46 @@ class Ahead:
     blocks of a KV cache lie at the same place of a tensor for each layer and of K and V, and are handed out from the
     first to the last. So once in some thousand tokens a step would come to a new page in all tensors, 60 of them for
     instance, and last half a second. Instead a few are touched for each block that is handed out, up to the page behind
-    those in use in each tensor. Contents stay as they are; nobody else may write meanwhile.
+    those in use in each tensor. A thread does that, beside the steps: the kernel makes pages ready without the GIL, and
+    contents stay as they are whoever writes meanwhile.
     """
 
     PER_BLOCK = 2.0
     """Of the bytes of a block, those that are touched when one is handed out: so this stays in front."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """tensors: contiguous, of one shape [num_blocks, ...], made by `empty`."""
-        views = [tensor.view(-1).view(torch.uint8).numpy() for tensor in tensors]
-        self._pages = [view[::LARGE_PAGE] for view in views]
-        """Per tensor: the first byte of each of its pages."""
-        self._block_bytes = len(views[0]) // tensors[0].shape[0]
+        """tensors: of one shape [num_blocks, ...], made by `empty` and not small."""
+        self._tensors = tensors
+        self._bytes = tensors[0].numel() * tensors[0].element_size()
+        self._block_bytes = self._bytes // tensors[0].shape[0]
         self._highest = 0
         self._owed = 0.0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pages")
+        self._last: Future[None] | None = None
         self.touched = 0
-        """Pages so far: the first of each tensor, then the second of each, and so on."""
-        self.total = sum(len(pages) for pages in self._pages)
+        """Pages so far, or in a moment: the first of each tensor, then the second of each, and so on."""
+        self.total = len(tensors) * -(-self._bytes // LARGE_PAGE)
 
     def handed_out(self, num_blocks: int, highest: int) -> None:
         """So many blocks are in use that were not, the last of which lies there."""
         self._highest = max(self._highest, highest)
-        width = len(self._pages)
+        width = len(self._tensors)
         limit = min(self.total, width * (self._highest * self._block_bytes // LARGE_PAGE + 2))
         self._owed += self.PER_BLOCK * num_blocks * width * self._block_bytes / LARGE_PAGE
         end = min(self.touched + int(self._owed), limit)
         self._owed = min(self._owed - (end - self.touched), 1.0)  # what is not needed yet is not done in one go later
-        for page in range(self.touched, end):
-            self._pages[page % width][page // width] += 0  # read and written
+        if end > self.touched:
+            self._last = self._thread.submit(self._touch, range(self.touched, end))
         self.touched = end
+
+    def _touch(self, pages: range) -> None:
+        for page in pages:
+            row, tensor = divmod(page, len(self._tensors))
+            start = row * LARGE_PAGE
+            address = self._tensors[tensor].data_ptr() + start
+            _madvise(address, min(LARGE_PAGE, self._bytes - start), POPULATE_WRITE)
+
+    def settle(self) -> None:
+        """Return when all that was counted as touched is."""
+        if self._last is not None:
+            self._last.result()

@@ -17,21 +17,25 @@ from kernels.cpu.memory import ALIGNMENT, CHUNK, LARGE_PAGE, Ahead, Arena, empty
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
-def flags_of(address: int) -> set[str]:
-    """The kernel's flags of the mapping that holds an address."""
+def told(address: int, name: str) -> list[str]:
+    """What the kernel says under this name of the mapping that holds an address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return set(line.split()[1:])
+        elif inside and line.startswith(f"{name}:"):
+            return line.split()[1:]
     raise AssertionError(f"no mapping holds {address:#x}")
+
+
+def resident_bytes(address: int) -> int:
+    return 1024 * int(told(address, "Rss")[0])
 
 
 def test_memory_asks_for_large_pages() -> None:
     tensor = empty((3, LARGE_PAGE), torch.bfloat16)
     assert tensor.data_ptr() % LARGE_PAGE == 0
-    flags = flags_of(tensor.data_ptr())
+    flags = told(tensor.data_ptr(), "VmFlags")
     assert "hg" in flags, "madvise(MADV_HUGEPAGE)"
     assert "sh" not in flags, "shared memory would stay in small pages"
 
@@ -91,6 +95,16 @@ def test_pages_are_touched_a_few_at_a_time_and_before_they_are_used() -> None:
     assert ahead.touched == ahead.total
 
 
+def test_touched_pages_are_there() -> None:
+    tensor = empty((64, 1 << 17), torch.uint8)
+    ahead = Ahead([tensor])
+    before = resident_bytes(tensor.data_ptr())
+    ahead.handed_out(16, 15)
+    ahead.settle()
+    assert ahead.touched == 2
+    assert resident_bytes(tensor.data_ptr()) - before == 2 * LARGE_PAGE
+
+
 def test_touching_changes_nothing() -> None:
     tensors = [empty((6, LARGE_PAGE), torch.uint8) for _ in range(2)]
     for tensor in tensors:
@@ -98,6 +112,7 @@ def test_touching_changes_nothing() -> None:
     copies = [tensor.clone() for tensor in tensors]
     ahead = Ahead(tensors)
     ahead.handed_out(12, 5)
+    ahead.settle()
     assert ahead.touched == ahead.total
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
 
