@@ -178,7 +178,7 @@ def test_tokens_of_requests_preempted_again_and_again_are_those_of_transformers(
     with deployed(tiny_model(kind), "--block-size", "8", "--kv-memory", kv_memory) as tiny:
         answers = ask_all(tiny.endpoints["client"], questions)
         assert_as_transformers(kind, questions, tokens_of(answers))
-        assert tiny.preemptions() >= 10
+        assert tiny.preemptions() >= 5, "how many depends on which requests meet"
 
 
 def test_without_prefix_caching_nothing_is_cached_and_the_tokens_are_the_same() -> None:
