@@ -6,6 +6,8 @@ AVX-512. Machines with smaller registers take one row at a time. Neither changes
 
 from __future__ import annotations
 
+from typing import Any
+
 from kernels.cpu.features import HAS_AVX512
 from kernels.cpu.jit import part
 from kernels.cpu.vectors import LANES, multiply_block
@@ -13,53 +15,28 @@ from kernels.cpu.vectors import LANES, multiply_block
 ROW_BLOCK = 6 if HAS_AVX512 else 1
 
 
-@part
-def _rows(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
-    """`rows` (at most 6) rows by four vectors of columns."""
-    if rows == 6:
-        multiply_block(6, 4, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 5:
-        multiply_block(5, 4, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 4:
-        multiply_block(4, 4, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 3:
-        multiply_block(3, 4, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 2:
-        multiply_block(2, 4, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    else:
-        multiply_block(1, 4, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+def _rows_by(vectors: int) -> Any:
+    """A function of `rows` (at most 6) rows by so many vectors of columns."""
+
+    @part
+    def rows_by(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
+        if rows == 6:
+            multiply_block(6, vectors, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+        elif rows == 5:
+            multiply_block(5, vectors, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+        elif rows == 4:
+            multiply_block(4, vectors, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+        elif rows == 3:
+            multiply_block(3, vectors, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+        elif rows == 2:
+            multiply_block(2, vectors, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+        else:
+            multiply_block(1, vectors, a, a_stride, b, b_stride, c, c_stride, depth, decay)
+
+    return rows_by
 
 
-@part
-def _half_rows(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
-    """`rows` (at most 6) rows by two vectors of columns."""
-    if rows == 6:
-        multiply_block(6, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 5:
-        multiply_block(5, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 4:
-        multiply_block(4, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 3:
-        multiply_block(3, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 2:
-        multiply_block(2, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    else:
-        multiply_block(1, 2, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-
-
-@part
-def _narrow_rows(rows, a, a_stride, b, b_stride, c, c_stride, depth, decay):
-    """`rows` (at most 6) rows by one vector of columns: what four do not divide."""
-    if rows == 6:
-        multiply_block(6, 1, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    elif rows == 3:
-        multiply_block(3, 1, a, a_stride, b, b_stride, c, c_stride, depth, decay)
-    else:
-        for row in range(rows):
-            row_decay = decay + 4 * row if decay != 0 else decay
-            multiply_block(
-                1, 1, a + row * a_stride, a_stride, b, b_stride, c + row * c_stride, c_stride, depth, row_decay
-            )
+_rows, _half_rows, _narrow_rows = _rows_by(4), _rows_by(2), _rows_by(1)
 
 
 @part
