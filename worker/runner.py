@@ -161,7 +161,7 @@ class ModelRunner:
             self._touch_ahead(self.cache.ahead, plan)
 
     def _touch_ahead(self, ahead: Ahead, plan: SchedulerOutput) -> None:
-        """Between two steps: make memory ready, for the blocks that come after those of this plan."""
+        """Ask for memory to be made ready, for the blocks that come after those of this plan."""
         ids = [unpack(table) for tables in (plan.grow_ids, *(new.block_ids for new in plan.admit)) for table in tables]
         ids = [each for each in ids if len(each)]
         if ids:
